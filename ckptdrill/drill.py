@@ -1,0 +1,122 @@
+"""A drill is a file: this loads it by name, and says what is wrong with one that is none.
+
+`drills/dp_shrink.py` is the drill `dp-shrink`; there is no registration. A name is looked up in the
+list of files first, so that no text from a matrix ever becomes a path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from ckptdrill import resources
+from ckptdrill.errors import UserError
+from ckptdrill.model import Claim, JsonValue, Plan
+from ckptdrill.spelling import did_you_mean, listed
+
+# What a parameter may be: one of a few values, or anything of a type.
+Allowed = tuple[JsonValue, ...] | type
+
+
+@dataclass(frozen=True)
+class Drill:
+    """What Pass means, what can be set, and the pure function from a cell to its plan."""
+
+    name: str
+    claim: Claim
+    doc: str
+    parameters: Mapping[str, Allowed]
+    plan: Callable[..., Plan]
+
+
+def names() -> tuple[str, ...]:
+    """The names of all available drills, sorted."""
+    files = resources.drills_dir().glob("*.py")
+    return tuple(sorted(file.stem.replace("_", "-") for file in files if file.stem[0] != "_"))
+
+
+def load(name: str) -> Drill:
+    """The drill called `name`.
+
+    Raises UserError when there is none, or when its file lacks one of its four parts.
+    """
+    available = names()
+    if name not in available:
+        near = did_you_mean(name, available)
+        raise UserError(f"no drill {name!r}{near}", hint=f"available: {listed(available)}")
+    path = resources.drills_dir() / f"{name.replace('-', '_')}.py"
+    module = _import(name, path)
+    problem = _problem(module)
+    if problem:
+        raise UserError(f"the drill {name!r} {problem}", where=str(path), hint=_FORM_HINT)
+    return Drill(
+        name=name,
+        claim=module.CLAIM,
+        doc=(module.__doc__ or "").strip(),
+        parameters=MappingProxyType(dict(module.PARAMETERS)),
+        plan=module.plan,
+    )
+
+
+def refusal(parameter: Allowed, value: JsonValue) -> str | None:
+    """What is allowed for a drill's parameter, in words, when `value` is not; None when it is.
+
+    The nearest spelling is added where one is near.
+    """
+    if isinstance(parameter, type):
+        return None if _is_a(value, parameter) else f"allowed: {_TYPE_WORDS[parameter]}"
+    if any(_equal(value, option) for option in parameter):
+        return None
+    near = did_you_mean(str(value), [str(option) for option in parameter])
+    return f"allowed: {listed(parameter)}{near}"
+
+
+_FORM_HINT = "a drill file has a docstring, CLAIM, PARAMETERS and plan(cell, shared)"
+_TYPE_WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _equal(value: JsonValue, option: JsonValue) -> bool:
+    """Equal, and `true` is not 1."""
+    return isinstance(value, bool) == isinstance(option, bool) and bool(value == option)
+
+
+def _is_a(value: JsonValue, kind: type) -> bool:
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    module_name = f"ckptdrill_drill_{name.replace('-', '_')}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"the drill {name!r} cannot be loaded", where=str(path))
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their own module up there, also while it is being executed.
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        message = f"the drill {name!r} cannot be loaded: {type(error).__name__}: {error}"
+        raise UserError(message, where=str(path), hint=_FORM_HINT) from error
+    return module
+
+
+def _problem(module: ModuleType) -> str | None:
+    """What keeps `module` from being a drill, or None."""
+    if not (module.__doc__ or "").strip():
+        return "has no docstring"
+    if not isinstance(getattr(module, "CLAIM", None), Claim):
+        return "has no CLAIM of the type Claim"
+    parameters = getattr(module, "PARAMETERS", None)
+    if not isinstance(parameters, Mapping):
+        return "has no mapping PARAMETERS"
+    for key, allowed in parameters.items():
+        if not isinstance(allowed, tuple) and allowed not in _TYPE_WORDS:
+            return f"has a PARAMETERS entry {key!r} that is neither a tuple of values nor a type"
+    return None if callable(getattr(module, "plan", None)) else "has no function plan"

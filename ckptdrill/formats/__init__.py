@@ -1,0 +1,115 @@
+"""Recognises checkpoints by their content and lists their tensors, without executing any of it.
+
+A checkpoint is one file or a folder of parts, as jobs write them: a DCP folder, files of
+torch.save, or both beside each other. First the parts are found, then each is read by its own
+format, and their tensors are laid side by side with files relative to the checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckptdrill.errors import UserError
+from ckptdrill.formats import dcp, torch_save
+from ckptdrill.formats.layout import Chunk, TensorMeta
+
+DCP = "dcp"
+TORCH_SAVE = "torch.save"
+_HEAD_BYTES = 256
+
+
+def recognise(path: Path) -> str | None:
+    """`dcp`, `torch.save` or None; of a folder, `dcp` if one of its parts is, else its first."""
+    found = [form for form, _ in parts(path)]
+    return DCP if DCP in found else next(iter(found), None)
+
+
+def parts(path: Path) -> list[tuple[str, Path]]:
+    """(format, folder or file) of everything in it that is a checkpoint by itself, sorted.
+
+    Links are not followed.
+    """
+    if path.is_file():
+        return [(TORCH_SAVE, path)] if _is_torch_save(path) else []
+    found: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        here = Path(folder)
+        if (here / dcp.METADATA_NAME).is_file():
+            found.append((DCP, here))
+        found += [
+            (TORCH_SAVE, here / name)
+            for name in sorted(names)
+            if not (here / name).is_symlink() and _is_torch_save(here / name)
+        ]
+    return found
+
+
+def tensors(path: Path) -> Mapping[str, TensorMeta]:
+    """The tensors of a checkpoint by key; chunk files are relative to `path` (its name for a file).
+
+    Where two parts have the same key, the later one is listed as `file:key`. In a folder, a part
+    that cannot be read is passed over as long as another can. Raises UserError when none can.
+    """
+    listed: dict[str, TensorMeta] = {}
+    refusals: list[UserError] = []
+    found = parts(path)
+    for form, part in found:
+        try:
+            for key, tensor in _read(form, part, path).items():
+                listed[f"{part.relative_to(path).as_posix()}:{key}" if key in listed else key] = (
+                    tensor
+                )
+        except UserError as error:
+            refusals.append(error)
+    if refusals and len(refusals) == len(found):
+        raise refusals[0]
+    if not found:
+        raise UserError("not a checkpoint of a known format", where=str(path))
+    return listed
+
+
+def payload(path: Path, chunk: Chunk) -> tuple[Path, int, int]:
+    """(file, first byte, size in bytes) of the raw elements of a chunk that `tensors` listed.
+
+    Raises UserError when the bytes are not there.
+    """
+    root = path.parent if path.is_file() else path
+    file = dcp.inside(root, chunk.file)
+    if chunk.zipped:
+        return dcp.payload(root, chunk)
+    return file, chunk.offset_bytes, chunk.length_bytes
+
+
+def _read(form: str, part: Path, checkpoint: Path) -> Mapping[str, TensorMeta]:
+    if form == DCP:
+        return _moved(dcp.read(part).tensors, part, checkpoint)
+    root = part.parent if part == checkpoint else checkpoint
+    return _moved(torch_save.read(part), part.parent, root)
+
+
+def _moved(
+    found: Mapping[str, TensorMeta], folder: Path, checkpoint: Path
+) -> Mapping[str, TensorMeta]:
+    """The same tensors with files relative to the checkpoint instead of to `folder` in it."""
+    prefix = folder.relative_to(checkpoint)
+    return {key: dataclasses.replace(t, chunks=_prefixed(t, prefix)) for key, t in found.items()}
+
+
+def _prefixed(tensor: TensorMeta, prefix: Path) -> tuple[Chunk, ...]:
+    return tuple(
+        dataclasses.replace(chunk, file=(prefix / chunk.file).as_posix()) for chunk in tensor.chunks
+    )
+
+
+def _is_torch_save(path: Path) -> bool:
+    if path.suffix == ".distcp" or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as stream:
+            return torch_save.is_torch_save(stream.read(_HEAD_BYTES))
+    except OSError:
+        return False

@@ -1,0 +1,204 @@
+"""Judge the data order: the same samples at every global step, none missing, none twice.
+
+Samples are identified by the hash of each row the model consumed; a global step is the multiset of
+rows over all ranks, and ranks that by design see the same rows (tensor, context parallel) count
+once.
+What the topology alone does to the batches is known from the uninterrupted control at the target:
+if
+the restored run consumes what that control consumes, the checkpoint is innocent, and the batch plan
+is to blame.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.model import Check, Held, Item, Topology
+
+EPOCH_BOUNDARY = "epoch boundary"
+
+
+def order(pair: Pair, source: Topology, target: Topology, *, epochs_in_scope: bool) -> Check:
+    """One row: equal, missing, repeated, foreign or re-ordered samples over the compared steps."""
+    steps = pair.compared
+    if not steps:
+        return Check(Item.DATA, Held.NOT_OBSERVED, "the restored run completed no step to compare")
+    reference = [global_rows(pair.reference, s, source) for s in steps]
+    restored = [global_rows(pair.restored, s, target) for s in steps]
+    refs = _refs(pair.reference, steps) + _refs(pair.restored, steps)
+    if not all(reference) or not all(restored):
+        return Check(
+            Item.DATA, Held.NOT_OBSERVED, "no batch with a leading dimension was seen", facts=refs
+        )
+    numbers = _numbers(steps, reference, restored)
+    if reference == restored:
+        return _held(pair, source, steps, refs, numbers, epochs_in_scope=epochs_in_scope)
+    seen = sum((global_rows(pair.reference, s, source) for s in _before(pair)), Counter())
+    return _broken(steps, reference, restored, seen, refs, numbers)
+
+
+def global_rows(run: Trajectory, step: int, topology: Topology) -> Counter[str]:
+    """The multiset of rows of one global step."""
+    total: Counter[str] = Counter()
+    for rows in run.rows(step).values():
+        total.update(rows)
+    copies = topology.tp * topology.cp
+    if copies > 1 and all(count % copies == 0 for count in total.values()):
+        return Counter({row: count // copies for row, count in total.items()})
+    return total
+
+
+def rows_per_rank(run: Trajectory, step: int) -> tuple[int, ...]:
+    """How many rows each rank consumed: unequal shares make a mean of means another loss."""
+    return tuple(len(rows) for _, rows in sorted(run.rows(step).items()))
+
+
+def same_as_control(
+    pair: Pair, control: Trajectory, source: Topology, target: Topology
+) -> str | None:
+    """Why the target topology itself changes the batches, if the uninterrupted control shows it
+    does.
+
+    None when the control consumes what the source consumes, or when the restored run consumes
+    something else than the control.
+    """
+    steps = [s for s in pair.compared if s <= control.last_step]
+    if not steps:
+        return None
+    if any(global_rows(control, s, target) != global_rows(pair.restored, s, target) for s in steps):
+        return None
+    first = steps[0]
+    here, there = global_rows(pair.reference, first, source), global_rows(control, first, target)
+    if any(
+        global_rows(control, s, target) != global_rows(pair.reference, s, source) for s in steps
+    ):
+        return (
+            f"an uninterrupted run at {target.short} consumes {there.total()} samples in step "
+            f"{first} where {source.short} consumes {here.total()}, as the restored run does"
+        )
+    shares = rows_per_rank(control, first)
+    if len(set(shares)) > 1:
+        return (
+            f"the ranks of {target.short} hold {shares} rows of one global batch, "
+            f"so the mean of their means weighs samples unequally"
+        )
+    return None
+
+
+def _held(
+    pair: Pair,
+    source: Topology,
+    steps: Sequence[int],
+    refs: tuple[str, ...],
+    numbers: dict[str, object],
+    *,
+    epochs_in_scope: bool,
+) -> Check:
+    rows = sum(Counter(r).total() for r in (global_rows(pair.reference, s, source) for s in steps))
+    summary = f"{rows} samples over {len(steps)} steps, the same at every step"
+    unexercised = _epochs_unexercised(pair, source, steps) if epochs_in_scope else ""
+    if not unexercised:
+        return Check(Item.DATA, Held.HELD, summary, facts=refs, numbers=numbers)
+    return Check(
+        Item.DATA,
+        Held.NOT_EXERCISED,
+        f"{summary}, but {unexercised}",
+        facts=refs,
+        numbers=numbers,
+        next_move="choose a restore_step in the second epoch and a window that reaches the third, "
+        f"or declare `{EPOCH_BOUNDARY}` out of scope",
+    )
+
+
+def _epochs_unexercised(pair: Pair, source: Topology, steps: Sequence[int]) -> str:
+    """A loader that forgets its epoch is only seen when the save lies beyond the first one.
+
+    Epochs show as samples that come again, or (where augmentation makes every row new) as a counter
+    of that name in the job's loop.
+    """
+    before = _level(pair, source, [*_before(pair), steps[0]])
+    after = _level(pair, source, [*_before(pair), *steps])
+    first, *window = (_epoch(pair.reference, s) for s in (_first_step(pair), *steps))
+    if before < 2 and window[0] == first:
+        return "the checkpoint was saved inside the first epoch"
+    if after == before and window[-1] == window[0]:
+        return "the compared steps end before the next epoch begins"
+    return ""
+
+
+def _first_step(pair: Pair) -> int:
+    return min(pair.reference.stepped, default=pair.restore_step + 1)
+
+
+def _epoch(run: Trajectory, step: int) -> int | None:
+    """The epoch as the job's own loop counts it in the step that completes `step`."""
+    facts = run.stepped.get(step, ())
+    counters = facts[0].data.get("counters", {}) if facts else {}
+    return next(
+        (n for name, n in counters.items() if re.search(r"epoch\]?$", name, re.IGNORECASE)), None
+    )
+
+
+def _level(pair: Pair, topology: Topology, steps: Sequence[int]) -> int:
+    """How often the most frequent sample has been consumed."""
+    seen: Counter[str] = Counter()
+    for step in steps:
+        seen += Counter(set(global_rows(pair.reference, step, topology)))
+    return max(seen.values(), default=0)
+
+
+def _before(pair: Pair) -> list[int]:
+    return [s for s in sorted(pair.reference.batches) if s <= pair.restore_step]
+
+
+def _broken(
+    steps: Sequence[int],
+    reference: Sequence[Counter[str]],
+    restored: Sequence[Counter[str]],
+    seen: Counter[str],
+    refs: tuple[str, ...],
+    numbers: dict[str, object],
+) -> Check:
+    wanted, got = sum(reference, Counter()), sum(restored, Counter())
+    first = next(s for s, a, b in zip(steps, reference, restored, strict=True) if a != b)
+    missing, extra = (wanted - got).total(), got - wanted
+    again = sum(min(n, seen[row]) for row, n in extra.items())
+    foreign = extra.total() - again
+    parts = [f"{missing} samples of the window are missing"] if missing else []
+    parts += [f"{again} samples already trained are repeated"] if again else []
+    parts += [f"{foreign} samples are not those of the reference"] if foreign else []
+    parts = parts or ["the same samples come in another order"]
+    details = [f"the first step that differs is {first}"]
+    if again and restored[0] and all(row in seen for row in restored[0]):
+        details.append("the data restarts at samples that were consumed before the checkpoint")
+    return Check(
+        Item.DATA,
+        Held.BROKEN,
+        f"from step {first}: {', '.join(parts)}",
+        ("data order",),
+        tuple(details),
+        refs,
+        {**numbers, "trained_twice": again, "never_trained": missing},
+    )
+
+
+def _numbers(
+    steps: Sequence[int], reference: Sequence[Counter[str]], restored: Sequence[Counter[str]]
+) -> dict[str, object]:
+    wanted, got = sum(reference, Counter()), sum(restored, Counter())
+    pairs = list(zip(reference, restored, strict=True))
+    return {
+        "steps": list(steps),
+        "global_batch": [b.total() for b in restored],
+        "missing": [(a - b).total() for a, b in pairs],
+        "repeated": [sum((b - a)[row] for row in (b - a) if row in got - wanted) for a, b in pairs],
+        "foreign": [sum(n for row, n in (b - a).items() if row not in wanted) for a, b in pairs],
+        "reordered": [a != b and all(row in wanted for row in b) for a, b in pairs],
+    }
+
+
+def _refs(run: Trajectory, steps: Sequence[int]) -> tuple[str, ...]:
+    return tuple(run.batches[s][0].ref for s in steps if s in run.batches)

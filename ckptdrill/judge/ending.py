@@ -1,0 +1,136 @@
+"""How a launch ended, read from its facts and its exit record. Exit codes alone prove nothing.
+
+The earliest failing rank is the cause; the others often only report that a peer closed the
+connection. A launch that recorded its last wanted step has ended well, whatever its teardown did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ckptdrill.model import Fact, LaunchRecord
+
+
+class End(StrEnum):
+    """The ways a launch can end."""
+
+    TRAINED = "trained"  # every rank reached the wanted step, or the program its end
+    REFUSED = "refused"  # an exception out of a load call, before the first step
+    CRASHED = "crashed"
+    HUNG_IN_RESTORE = "hung in restore"
+    TIMED_OUT = "timed out"
+    DIED = "died"  # no exception was recorded: a signal, an exit, or nothing started
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How, in one sentence, and the facts that say so."""
+
+    how: End
+    text: str
+    rank: int | None = None
+    facts: tuple[str, ...] = ()
+
+
+def ending(record: LaunchRecord) -> Ending:
+    """The ending of a launch that has an exit record."""
+    if record.ended is None:
+        return Ending(End.DIED, "the launch left no exit record")
+    finished = {f.rank for f in record.of("stopped")} | {
+        f.rank for f in record.of("exited") if f.data.get("code") == 0
+    }
+    if len(finished) == record.world_size:
+        return Ending(End.TRAINED, "every rank finished")
+    failure = _first_failure(record)
+    if failure is not None:
+        return failure
+    if record.ended.get("timed_out"):
+        return _timed_out(record)
+    return _died(record, finished)
+
+
+def _first_failure(record: LaunchRecord) -> Ending | None:
+    crashes = sorted(record.of("crashed"), key=lambda f: f.t)
+    if not crashes:
+        return None
+    crash = crashes[0]
+    refusal = _refusal_behind(record, crash)
+    how = End.REFUSED if refusal is not None and crash.step == 0 else End.CRASHED
+    fact = refusal or crash
+    call = f" in {fact.data['call']}" if "call" in fact.data else ""
+    return Ending(
+        how,
+        f"rank {crash.rank}{call}: {cause(fact)}",
+        crash.rank,
+        tuple(f.ref for f in (refusal, crash) if f),
+    )
+
+
+def _refusal_behind(record: LaunchRecord, crash: Fact) -> Fact | None:
+    """The load refusal on the crashing rank (or, if it has none, the earliest on any rank)."""
+    refusals = [
+        f for f in record.of("refused") if f.data.get("during") == "load" and f.t <= crash.t
+    ]
+    own = [f for f in refusals if f.rank == crash.rank]
+    if own:
+        return own[-1]
+    return min(refusals, key=lambda f: f.t, default=None)
+
+
+def cause(fact: Fact) -> str:
+    """The innermost exception of a chain, which says what happened, with its type."""
+    links = fact.data["error"]
+    with_rank = [link for link in links if "failed_rank" in link]
+    link = with_rank[0] if with_rank else links[-1]
+    name = link["type"].removeprefix("builtins.")
+    first_line = next(iter(link["message"].strip().splitlines()), "")
+    return f"{name}: {first_line[:300]}" if first_line else name
+
+
+def _timed_out(record: LaunchRecord) -> Ending:
+    loading = [
+        f
+        for f in record.of("load_begin")
+        if not any(g.rank == f.rank and g.t >= f.t for g in record.of("load_end"))
+    ]
+    if loading:
+        ranks = sorted({f.rank for f in loading})
+        return Ending(
+            End.HUNG_IN_RESTORE,
+            f"ranks {ranks} never came back from {loading[0].data['call']}",
+            ranks[0],
+            tuple(f.ref for f in loading),
+        )
+    steps = {
+        rank: max((f.step for f in record.facts if f.rank == rank), default=0)
+        for rank in record.ranks
+    }
+    return Ending(
+        End.TIMED_OUT, f"the time limit ended it; steps completed by rank: {steps or 'none'}"
+    )
+
+
+def _died(record: LaunchRecord, finished: set[int]) -> Ending:
+    ended = record.ended or {}
+    codes = [f for f in record.of("exited") if f.data.get("code") != 0]
+    if codes:
+        return Ending(
+            End.DIED,
+            f"rank {codes[0].rank} exited with code {codes[0].data['code']}",
+            codes[0].rank,
+            (codes[0].ref,),
+        )
+    if ended.get("error"):
+        return Ending(End.DIED, str(ended["error"]))
+    silent = sorted(set(range(record.world_size)) - finished)
+    how = (
+        f"signal {ended['signal']}"
+        if ended.get("signal")
+        else f"exit code {ended.get('returncode')}"
+    )
+    return Ending(
+        End.DIED,
+        f"ranks {silent} died without an exception (launcher: {how})",
+        silent[0] if silent else None,
+    )

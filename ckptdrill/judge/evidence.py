@@ -1,0 +1,42 @@
+"""What the judge is given for one cell: the plan, the declarations, and the facts of its launches.
+
+Nothing else enters a verdict: no clock, no file, no environment. Judging a stored run again, by a
+newer ckptdrill, therefore needs the run folder and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckptdrill.model import JsonValue, LaunchRecord, Plan, Policy, Tolerance
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The facts of one cell.
+
+    `records` maps launch ids to what they left; `skipped` maps step ids that never ran to why;
+    `damage` is the record of the damage step. `checkpoint_suffix` is the part of the checkpoint
+    template below `{out}`, filled with the restored step (`step-8`); steps are the job's own.
+    """
+
+    plan: Plan
+    policy: Policy
+    tolerance: Tolerance
+    records: Mapping[str, LaunchRecord]
+    restore_step: int
+    start_step: int
+    window: int
+    saves: tuple[int, ...]
+    checkpoint_suffix: str
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    damage: Mapping[str, JsonValue] | None = None
+    control_failed: str | None = (
+        None  # why the baseline of this source does not hold, if it does not
+    )
+
+    def record(self, launch_id: str) -> LaunchRecord | None:
+        """The record of a launch that ran and ended."""
+        record = self.records.get(launch_id)
+        return record if record is not None and record.ended is not None else None

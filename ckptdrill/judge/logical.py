@@ -1,0 +1,92 @@
+"""Add up what each rank said of its shards into one logical tensor per name. No tensors here.
+
+An entry is [dtype, global shape, offsets, sizes, digest]; digests of the distinct shards sum, word
+by
+word mod 2**64, to the digest of the whole tensor, whatever the layout. Ranks that report the same
+shard are replicas and must agree; where they do not, that is a finding of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ckptdrill.model import Fact, JsonValue
+
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True)
+class Logical:
+    """One named leaf over all ranks. For plain values `dtype` is "value" and `digest` its text."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    complete: bool = True
+    by_rank: tuple[tuple[int, str], ...] = ()  # only where replicas differ: (rank, digest)
+
+    @property
+    def replicas_differ(self) -> bool:
+        """Ranks hold different content under one name and place."""
+        return bool(self.by_rank)
+
+
+def combine(facts: Iterable[Fact], part: str) -> Mapping[str, Logical]:
+    """The logical leaves of one part (`weights`, `buffers`, `optimizer`) of a sampled state."""
+    gathered: dict[str, list[tuple[int, JsonValue]]] = {}
+    for fact in facts:
+        for name, entry in fact.data.get(part, {}).items():
+            gathered.setdefault(name, []).append((fact.rank, entry))
+    return {name: _logical(name, entries) for name, entries in gathered.items()}
+
+
+def is_entry(value: JsonValue) -> bool:
+    """True for a tensor entry, False for a plain value."""
+    return (
+        isinstance(value, list)
+        and len(value) == 5
+        and isinstance(value[0], str)
+        and isinstance(value[1], list)
+        and isinstance(value[4], str)
+    )
+
+
+def _logical(name: str, entries: list[tuple[int, JsonValue]]) -> Logical:
+    if not all(is_entry(entry) for _, entry in entries):
+        return _value(name, entries)
+    shards: dict[str, dict[str, list[int]]] = {}
+    covered = 0
+    for rank, (_, _, offsets, sizes, digest) in entries:
+        place = repr((offsets, sizes))
+        if offsets[:1] == ["partial"]:  # a sum still to be made over ranks: no value to compare
+            return Logical(name, entries[0][1][0], tuple(entries[0][1][1]), "", complete=False)
+        if place not in shards:
+            covered += math.prod(sizes)
+        shards.setdefault(place, {}).setdefault(digest, []).append(rank)
+    dtype, shape = entries[0][1][0], tuple(entries[0][1][1])
+    differing = [
+        (rank, digest)
+        for held in shards.values()
+        if len(held) > 1
+        for digest, ranks in held.items()
+        for rank in ranks
+    ]
+    total = _sum(next(iter(held)) for held in shards.values())
+    return Logical(name, dtype, shape, total, covered >= math.prod(shape), tuple(sorted(differing)))
+
+
+def _value(name: str, entries: list[tuple[int, JsonValue]]) -> Logical:
+    texts = {rank: repr(entry) for rank, entry in entries}
+    differing = tuple(sorted(texts.items())) if len(set(texts.values())) > 1 else ()
+    return Logical(name, "value", (), texts[min(texts)], by_rank=differing)
+
+
+def _sum(digests: Iterable[str]) -> str:
+    high = low = 0
+    for digest in digests:
+        high = (high + int(digest[:16], 16)) % _WORD
+        low = (low + int(digest[16:], 16)) % _WORD
+    return f"{high:016x}{low:016x}"

@@ -1,0 +1,119 @@
+"""Judge the loss window last, against a band that was measured in this run or set by the owner.
+
+The band is the largest deviation that is *not* due to a restore: that of the repeats of the source,
+and of the uninterrupted control at the target topology, times a safety factor. First loss proves
+nothing by itself; a window inside the band is the last link of the chain, never the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.model import Check, Held, Item, Tolerance
+
+# Sums of a different order differ by a few units in the last place even where nothing else does:
+# the smallest band is 16 ulp of float32, the type losses are computed in.
+FLOOR = 16 * 2.0**-24
+
+
+def window(
+    pair: Pair,
+    repeats: Sequence[Trajectory],
+    control: Trajectory | None,
+    tolerance: Tolerance,
+    noisy: str | None,
+) -> Check:
+    """Loss of the restored run over the reference, step by step."""
+    steps = pair.compared
+    reference = [pair.reference.loss(s) for s in steps]
+    restored = [pair.restored.loss(s) for s in steps]
+    refs = pair.reference.refs(steps) + pair.restored.refs(steps)
+    if not steps or None in reference or None in restored:
+        return Check(
+            Item.LOSS,
+            Held.NOT_OBSERVED,
+            "no scalar was passed to backward in every step",
+            facts=refs,
+        )
+    deviations = [deviation(a, b) for a, b in zip(reference, restored, strict=True)]
+    band, source = _band(pair, steps, repeats, control, tolerance)
+    numbers = {
+        "steps": list(steps),
+        "reference": reference,
+        "restored": restored,
+        "deviation": deviations,
+        "band": band,
+        "band_from": source,
+    }
+    if noisy and tolerance.loss is None:
+        return Check(
+            Item.LOSS,
+            Held.NOT_OBSERVED,
+            f"the reference does not reproduce itself: {noisy}",
+            facts=refs,
+            numbers=numbers,
+            next_move="seed the job, or set tolerance.loss",
+        )
+    worst = max(deviations)
+    if worst <= band:
+        return Check(
+            Item.LOSS,
+            Held.HELD,
+            f"largest deviation {worst:.2g}, inside the band of {band:.2g} ({source})",
+            facts=refs,
+            numbers=numbers,
+        )
+    first = steps[next(i for i, d in enumerate(deviations) if d > band)]
+    return Check(
+        Item.LOSS,
+        Held.BROKEN,
+        f"deviates by {worst:.2g} (first outside at step {first}), the band "
+        f"is {band:.2g} ({source})",
+        ("loss",),
+        (),
+        refs,
+        numbers,
+    )
+
+
+def deviation(reference: float | None, other: float | None) -> float:
+    """|a - b| / |a|; infinite when either is missing or not a number."""
+    if (
+        reference is None
+        or other is None
+        or not (math.isfinite(reference) and math.isfinite(other))
+    ):
+        return 0.0 if reference == other and reference is not None else math.inf
+    return abs(reference - other) / max(abs(reference), 1e-300)
+
+
+def largest_deviation(reference: Trajectory, other: Trajectory, steps: Iterable[int]) -> float:
+    """The largest deviation over the steps both runs have; 0 when there is none."""
+    return max(
+        (
+            deviation(reference.loss(s), other.loss(s))
+            for s in steps
+            if s in reference.stepped and s in other.stepped
+        ),
+        default=0.0,
+    )
+
+
+def _band(
+    pair: Pair,
+    steps: Sequence[int],
+    repeats: Sequence[Trajectory],
+    control: Trajectory | None,
+    tolerance: Tolerance,
+) -> tuple[float, str]:
+    if tolerance.loss is not None:
+        return tolerance.loss, "set by the owner"
+    variance = max((largest_deviation(pair.reference, r, steps) for r in repeats), default=0.0)
+    topology = largest_deviation(pair.reference, control, steps) if control else 0.0
+    band = max(tolerance.safety * max(variance, topology), FLOOR)
+    source = f"{tolerance.safety:g} x the larger of run-to-run {variance:.2g}"
+    if control:
+        source += f" and uninterrupted at the target {topology:.2g}"
+    return band, f"{source}; at least {FLOOR:.2g}"

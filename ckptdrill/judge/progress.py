@@ -1,0 +1,148 @@
+"""Judge where the job believes it is: completed step, and the learning-rate schedule.
+
+A wrong step counter leaves every tensor intact, so it is looked for where a loop keeps it: whole
+numbers in the user's own frames that grow by one per training step. A schedule is judged by its own
+state and by the LR that was really used over at least two steps, because a schedule that drives the
+wrong optimizer, or was built with another horizon, restores perfectly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+
+from ckptdrill.judge import state as states
+from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.model import Check, Held, Item, JsonValue
+
+# Schedules are float64 arithmetic; recomputing one in another order moves it by a few ulp.
+LR_TOLERANCE = 1e-9
+MIN_LR_STEPS = 2
+_STEP_NAME = re.compile(
+    r"(^|[._\[])(global_?step|completed_?steps?|steps?|iter(ation)?s?|iter_num|it)\]?$",
+    re.IGNORECASE,
+)
+
+
+def step(pair: Pair) -> Check:
+    """The job's own step counter must stand where the reference's stood."""
+    steps = pair.compared
+    if not steps:
+        return Check(Item.STEP, Held.NOT_OBSERVED, "the restored run completed no step to compare")
+    refs = pair.reference.refs(steps[:1]) + pair.restored.refs(steps[:1])
+    reference, restored = _counters(pair.reference, steps), _counters(pair.restored, steps)
+    counting = [name for name in reference if name in restored and _counts(reference[name])]
+    named = [name for name in counting if _STEP_NAME.search(name)] or counting
+    if not named:
+        return Check(
+            Item.STEP,
+            Held.NOT_OBSERVED,
+            "no step counter was found in the job's own frames",
+            facts=refs,
+            next_move="keep the step in a local variable or attribute of the loop, "
+            "or declare the item out of scope",
+        )
+    wrong = [name for name in named if reference[name] != restored[name]]
+    if len(wrong) < len(named):
+        right = next(name for name in named if name not in wrong)
+        return Check(
+            Item.STEP,
+            Held.HELD,
+            f"step {pair.restore_step + 1} follows step {pair.restore_step} (`{right}`)",
+            facts=refs,
+        )
+    return _wrong_step(pair, wrong, reference, restored, refs)
+
+
+def _wrong_step(
+    pair: Pair,
+    wrong: Sequence[str],
+    reference: Mapping[str, list[int]],
+    restored: Mapping[str, list[int]],
+    refs: tuple[str, ...],
+) -> Check:
+    name = wrong[0]
+    gap = restored[name][0] - reference[name][0]
+    if gap == -pair.restore_step:
+        what = "the job counts from the beginning again"
+    else:
+        what = f"the job continues from step {pair.restore_step + gap}, not {pair.restore_step}"
+    detail = (
+        f"`{name}` is {restored[name][0]}, the reference has {reference[name][0]} at the same point"
+    )
+    return Check(
+        Item.STEP,
+        Held.BROKEN,
+        what,
+        subjects=tuple(wrong),
+        details=(detail,),
+        facts=refs,
+        numbers={"gap": gap},
+    )
+
+
+def _counters(run: Trajectory, steps: Sequence[int]) -> dict[str, list[int]]:
+    """Counter name -> its value at each step, for the counters seen at every step on rank 0."""
+    seen: dict[str, list[int]] = {}
+    for number in steps:
+        facts = run.stepped.get(number, ())
+        first = next((f for f in facts if f.rank == min(g.rank for g in facts)), None)
+        for name, value in (first.data.get("counters", {}) if first else {}).items():
+            seen.setdefault(name, []).append(value)
+    return {name: values for name, values in seen.items() if len(values) == len(steps)}
+
+
+def _counts(values: Sequence[int]) -> bool:
+    return len(values) >= MIN_LR_STEPS and all(b - a == 1 for a, b in itertools.pairwise(values))
+
+
+def schedule(pair: Pair, state: states.Sampled) -> Check:
+    """Scheduler state at the restore, and the LR as used at each compared step."""
+    steps = pair.compared
+    if len(steps) < MIN_LR_STEPS:
+        return Check(
+            Item.SCHEDULER, Held.NOT_OBSERVED, f"{len(steps)} steps compared; the LR needs two"
+        )
+    reference = [pair.reference.learning_rates(s) for s in steps]
+    restored = [pair.restored.learning_rates(s) for s in steps]
+    numbers = {
+        "steps": list(steps),
+        "reference": [list(r) for r in reference],
+        "restored": [list(r) for r in restored],
+        "tolerance": LR_TOLERANCE,
+    }
+    refs = pair.reference.refs(steps) + pair.restored.refs(steps) + state.refs
+    lost = states.scheduler_state(state)
+    wrong = [s for s, a, b in zip(steps, reference, restored, strict=True) if not _close(a, b)]
+    if not lost and not wrong:
+        return Check(
+            Item.SCHEDULER,
+            Held.HELD,
+            f"state equal; LR equal over {len(steps)} steps",
+            facts=refs,
+            numbers=numbers,
+        )
+    details = [*lost]
+    if wrong:
+        at = steps.index(wrong[0])
+        details.append(
+            f"LR of step {wrong[0]} is {_shown(restored[at])}, the reference has "
+            f"{_shown(reference[at])}"
+        )
+    subjects = ("scheduler",) if lost else ("lr",)
+    summary = details[0] if lost else f"state equal, but {details[0]}"
+    return Check(Item.SCHEDULER, Held.BROKEN, summary, subjects, tuple(details[:8]), refs, numbers)
+
+
+def _close(a: Sequence[JsonValue], b: Sequence[JsonValue]) -> bool:
+    return len(a) == len(b) and all(
+        abs(x - y) <= LR_TOLERANCE * max(abs(x), abs(y))
+        if isinstance(x, (int, float)) and isinstance(y, (int, float))
+        else x == y
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _shown(rates: Sequence[JsonValue]) -> str:
+    return ", ".join(f"{r:.8g}" if isinstance(r, float) else str(r) for r in rates)

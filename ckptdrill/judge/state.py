@@ -1,0 +1,280 @@
+"""Judge what was restored before the first update: names, weights, buffers, moments,
+hyper-parameters.
+
+Resharding only moves bytes, so the rule is bitwise equality of every logical tensor between the
+source run and the restored run at the first forward after the checkpoint. Each function returns one
+row of the inventory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckptdrill.judge.logical import Logical, combine
+from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.model import Check, Fact, Held, Item, JsonValue
+
+_SHOWN = 12  # subjects listed in a row; the count is always given
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The sampled state of both runs at the restored step."""
+
+    source: tuple[Fact, ...]
+    target: tuple[Fact, ...]
+
+    @property
+    def missing(self) -> str | None:
+        """What is missing for a comparison, in words."""
+        if not self.source:
+            return "the source run's state at the restored step was not recorded"
+        if not self.target:
+            return "the restored run's state before its first step was not recorded"
+        return None
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        """The facts compared."""
+        return tuple(f.ref for f in (*self.source, *self.target))
+
+
+def sampled(pair: Pair) -> Sampled:
+    """State at the first forward after the restored step, in both runs."""
+    return Sampled(
+        pair.reference.sample("state", pair.restore_step),
+        pair.restored.sample("state", pair.restore_step),
+    )
+
+
+def keys(state: Sampled) -> Check:
+    """The live model must have the same names, shapes and dtypes in both runs."""
+    if state.missing:
+        return _unobserved(Item.KEYS, state)
+    problems: list[str] = []
+    count = 0
+    for part in ("weights", "buffers"):
+        source, target = combine(state.source, part), combine(state.target, part)
+        count += len(source)
+        problems += _key_problems(source, target)
+    if not count:
+        return Check(Item.KEYS, Held.NOT_OBSERVED, "no parameter or buffer was found in the job")
+    return _row(Item.KEYS, problems, f"{count} names with equal shape and dtype", state.refs)
+
+
+def weights(state: Sampled) -> Check:
+    """Parameters, frozen and tied ones included."""
+    return _tensors(Item.WEIGHTS, state, "weights", "parameters bitwise equal")
+
+
+def buffers(state: Sampled) -> Check:
+    """Buffers, non-persistent ones included: they are in no state dict, but in every forward."""
+    return _tensors(Item.BUFFERS, state, "buffers", "buffers bitwise equal")
+
+
+def moments(state: Sampled) -> Check:
+    """Optimizer state by parameter name; a fresh optimizer shows as everything missing."""
+    if state.missing:
+        return _unobserved(Item.MOMENTS, state)
+    source, target = combine(state.source, "optimizer"), combine(state.target, "optimizer")
+    if not source and not target:
+        return Check(Item.MOMENTS, Held.HELD, "the optimizer keeps no state", facts=state.refs)
+    lost = sorted(set(source) - set(target))
+    problems = _key_problems(source, target) + _value_problems(source, target)
+    check = _row(
+        Item.MOMENTS, problems, f"{len(source)} entries equal, by parameter name", state.refs
+    )
+    if source and len(lost) == len(source):
+        summary = f"all {len(lost)} entries of the source are missing: a fresh optimizer"
+        return replace(check, summary=summary)
+    return check
+
+
+def hyperparameters(state: Sampled) -> Check:
+    """Membership and values of every group except `lr`, which the LR trace judges as it is used."""
+    if state.missing:
+        return _unobserved(Item.HYPERPARAMETERS, state)
+    source, target = _groups(state.source), _groups(state.target)
+    if not source:
+        return Check(Item.HYPERPARAMETERS, Held.NOT_OBSERVED, "no optimizer was found in the job")
+    problems = (
+        []
+        if len(source) == len(target)
+        else [f"{len(source)} parameter groups in the source, {len(target)} after the restore"]
+    )
+    for number, (before, after) in enumerate(zip(source, target, strict=False)):
+        problems += _group_problems(number, before, after)
+    return _row(Item.HYPERPARAMETERS, problems, f"{len(source)} groups equal", state.refs)
+
+
+def group_learning_rates(state: Sampled) -> tuple[str, ...]:
+    """Groups whose `lr` differs at the first forward; empty when none or not observed."""
+    if state.missing:
+        return ()
+    pairs = zip(_groups(state.source), _groups(state.target), strict=False)
+    return tuple(
+        f"param_groups[{n}].lr is {b['hyper'].get('lr')}, the reference has {a['hyper'].get('lr')}"
+        for n, (a, b) in enumerate(pairs)
+        if a["hyper"].get("lr") != b["hyper"].get("lr")
+    )
+
+
+def precision(state: Sampled) -> Check:
+    """Loss scalers: their scale and growth tracker must come back."""
+    if state.missing:
+        return _unobserved(Item.PRECISION, state)
+    source, target = state.source[0].data["scalers"], state.target[0].data["scalers"]
+    if not any(source) and not any(target):
+        return Check(Item.PRECISION, Held.HELD, "no loss scaler in use", facts=state.refs)
+    problems = differences("scaler", source, target)
+    return _row(Item.PRECISION, problems, "loss scaler state equal", state.refs)
+
+
+def scheduler_state(state: Sampled) -> tuple[str, ...]:
+    """Differences between the schedulers' own states, in words; empty when equal or unobserved."""
+    if state.missing:
+        return ()
+    source, target = state.source[0].data["schedulers"], state.target[0].data["schedulers"]
+    return tuple(differences("scheduler", source, target))
+
+
+def matching_step(
+    restored: Trajectory, reference: Trajectory, at: int, candidates: Iterable[int]
+) -> int | None:
+    """The other saved step whose whole state the restored run came back with, if there is one."""
+    target = restored.sample("state", at)
+    for step in candidates:
+        state = Sampled(reference.sample("state", step), target)
+        rows = (keys(state), weights(state), buffers(state), moments(state))
+        if all(row.status is Held.HELD for row in rows):
+            return step
+    return None
+
+
+def differences(path: str, source: JsonValue, target: JsonValue) -> list[str]:
+    """Every leaf that differs between two plain values, as `path: is X, the reference has Y`."""
+    if isinstance(source, dict) and isinstance(target, dict):
+        found: list[str] = []
+        for key in sorted({*source, *target}):
+            if key not in target:
+                found.append(f"{path}.{key} is missing, the reference has {_short(source[key])}")
+            elif key not in source:
+                found.append(f"{path}.{key} is {_short(target[key])}, the reference has none")
+            else:
+                found += differences(f"{path}.{key}", source[key], target[key])
+        return found
+    if isinstance(source, list) and isinstance(target, list) and len(source) == len(target):
+        return [
+            line
+            for i, (a, b) in enumerate(zip(source, target, strict=True))
+            for line in differences(f"{path}[{i}]", a, b)
+        ]
+    return (
+        []
+        if source == target
+        else [f"{path} is {_short(target)}, the reference has {_short(source)}"]
+    )
+
+
+def _tensors(item: Item, state: Sampled, part: str, held: str) -> Check:
+    if state.missing:
+        return _unobserved(item, state)
+    source, target = combine(state.source, part), combine(state.target, part)
+    if not source and not target:
+        return Check(item, Held.HELD, f"the model has no {part}", facts=state.refs)
+    return _row(item, _value_problems(source, target), f"{len(source)} {held}", state.refs)
+
+
+def _key_problems(source: Mapping[str, Logical], target: Mapping[str, Logical]) -> list[str]:
+    problems = [
+        f"{name} is missing after the restore" for name in sorted(set(source) - set(target))
+    ]
+    problems += [f"{name} is new after the restore" for name in sorted(set(target) - set(source))]
+    for name in sorted(set(source) & set(target)):
+        before, after = source[name], target[name]
+        if before.shape != after.shape:
+            problems.append(
+                f"{name} has shape {list(after.shape)}, the reference {list(before.shape)}"
+            )
+        elif before.dtype != after.dtype:
+            problems.append(f"{name} has dtype {after.dtype}, the reference {before.dtype}")
+    return problems
+
+
+def _value_problems(source: Mapping[str, Logical], target: Mapping[str, Logical]) -> list[str]:
+    problems = []
+    for name in sorted(set(source) & set(target)):
+        before, after = source[name], target[name]
+        if not (before.complete and after.complete):
+            problems.append(f"{name}: not every rank recorded its shard")
+        elif before.replicas_differ or after.replicas_differ:
+            problems += _replica_problems(before, after)
+        elif before.digest != after.digest:
+            shown = (
+                f" is {after.digest}, the reference has {before.digest}"
+                if before.dtype == "value"
+                else ""
+            )
+            problems.append(f"{name}{shown or ' differs from the reference'}")
+    return problems
+
+
+def _replica_problems(before: Logical, after: Logical) -> list[str]:
+    """State that each rank holds for itself must come back on the rank that held it."""
+    held = dict(before.by_rank)
+    if not held:
+        return [f"{after.name}: ranks hold different values, all ranks of the reference held one"]
+    now = dict(after.by_rank) or dict.fromkeys(held, after.digest)
+    wrong = [rank for rank in sorted(set(held) & set(now)) if held[rank] != now[rank]]
+    return [f"{after.name} on rank {rank} differs from the reference" for rank in wrong]
+
+
+def _groups(facts: Sequence[Fact]) -> list[dict[str, JsonValue]]:
+    return [group for optimizer in facts[0].data["groups"] for group in optimizer]
+
+
+def _group_problems(
+    number: int, before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]
+) -> list[str]:
+    problems = []
+    if before["members"] != after["members"]:
+        moved = sorted(set(before["members"]) ^ set(after["members"]))
+        what = (
+            f"members differ: {', '.join(moved[:_SHOWN])}"
+            if moved
+            else "members are in another order"
+        )
+        problems.append(f"param_groups[{number}] {what}")
+    source = {k: v for k, v in before["hyper"].items() if k != "lr"}
+    target = {k: v for k, v in after["hyper"].items() if k != "lr"}
+    return problems + differences(f"param_groups[{number}]", source, target)
+
+
+def _row(item: Item, problems: list[str], held: str, refs: tuple[str, ...]) -> Check:
+    if not problems:
+        return Check(item, Held.HELD, held, facts=refs)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return Check(
+        item,
+        Held.BROKEN,
+        problems[0] + more,
+        subjects=tuple(map(_subject, problems[:_SHOWN])),
+        details=tuple(problems[:_SHOWN]),
+        facts=refs,
+        numbers={"differing": len(problems)},
+    )
+
+
+def _subject(problem: str) -> str:
+    """The name a problem begins with."""
+    return problem.split(" ", 1)[0].rstrip(":")
+
+
+def _unobserved(item: Item, state: Sampled) -> Check:
+    return Check(item, Held.NOT_OBSERVED, state.missing or "not recorded", facts=state.refs)
+
+
+def _short(value: JsonValue) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,104 @@
+"""Judge what surrounds the state: configuration and code, the topology that really ran, the
+damage.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+from ckptdrill.judge.trajectory import Pair
+from ckptdrill.model import Check, Fact, Held, Item, JsonValue, LaunchRecord, Plan, Policy
+
+_VERSIONS = ("torch", "cuda", "python")
+
+
+def configuration(pair: Pair, policy: Policy, *, same_environment: bool) -> Check:
+    """Arguments, code and versions: equal, or on the approved list."""
+    source, target = pair.reference.record.of("started"), pair.restored.record.of("started")
+    if not source or not target:
+        return Check(
+            Item.CONFIGURATION, Held.NOT_OBSERVED, "a run did not record how it was started"
+        )
+    refs = (source[0].ref, target[0].ref)
+    problems = []
+    if source[0].data["program_sha256"] != target[0].data["program_sha256"]:
+        problems.append("program: the script changed between the source run and the restore")
+    problems += _version_problems(source[0], target[0]) if same_environment else []
+    open_problems = [p for p in problems if not _approved(p, policy.approved)]
+    if open_problems:
+        return Check(
+            Item.CONFIGURATION, Held.BROKEN, open_problems[0], tuple(open_problems), (), refs
+        )
+    approved = tuple(f"approved: {p}" for p in problems)
+    return Check(
+        Item.CONFIGURATION, Held.HELD, "same program and versions", details=approved, facts=refs
+    )
+
+
+def topology(pair: Pair, plan: Plan) -> Check:
+    """Both world sizes as planned, and by which call the state came back."""
+    source, target = pair.reference.record.of("started"), pair.restored.record.of("started")
+    refs = tuple(f.ref for f in (*source[:1], *target[:1]))
+    wanted = (plan.source.topology.world_size, plan.restore.topology.world_size)
+    found = (_world_size(source), _world_size(target))
+    if found != wanted:
+        return Check(
+            Item.TOPOLOGY,
+            Held.BROKEN,
+            f"world sizes {found[0]} -> {found[1]} ran, {wanted[0]} -> {wanted[1]} were planned",
+            ("world size",),
+            (),
+            refs,
+        )
+    loads = sorted({f.data["call"] for f in pair.restored.record.of("load_end")})
+    how = ", ".join(loads) if loads else "no load call that the observer knows"
+    summary = f"{plan.source.topology.short} -> {plan.restore.topology.short} by {how}"
+    return Check(Item.TOPOLOGY, Held.HELD, summary, facts=refs)
+
+
+def damage(record: Mapping[str, JsonValue] | None) -> Check:
+    """The planned damage must have changed bytes: hash before is not hash after."""
+    if record is None:
+        return Check(Item.DAMAGE, Held.NOT_OBSERVED, "the damage step left no record")
+    where = described(record)
+    reference = (f"damages/{record['id']}.json",)
+    if not record.get("fired"):
+        return Check(
+            Item.DAMAGE, Held.NOT_EXERCISED, f"{where}: the bytes are as before", facts=reference
+        )
+    return Check(Item.DAMAGE, Held.HELD, f"{where}: changed as planned", facts=reference)
+
+
+def described(record: Mapping[str, JsonValue]) -> str:
+    """`bit 2 of byte 1234 of __0_0.distcp (embed.weight)`."""
+    where = str(record.get("file", "the checkpoint"))
+    if record.get("tensor"):
+        where += f" (tensor {record['tensor']})"
+    return f"{record.get('kind', 'damage')} of {where}"
+
+
+def observer_failures(records: Sequence[LaunchRecord]) -> tuple[str, ...]:
+    """What the observer itself could not do; evidence around it is incomplete."""
+    return tuple(
+        f"{f.data['where']}: {f.data['error'][0]['message']} ({f.ref})"
+        for record in records
+        for f in record.of("observer_failed")
+    )
+
+
+def _world_size(started: Sequence[Fact]) -> int:
+    return max((int(f.data["world_size"]) for f in started), default=0)
+
+
+def _version_problems(source: Fact, target: Fact) -> list[str]:
+    return [
+        f"software.{name}: {target.data.get(name)}, the writer had {source.data.get(name)}"
+        for name in _VERSIONS
+        if source.data.get(name) != target.data.get(name)
+    ]
+
+
+def _approved(problem: str, approved: Mapping[str, str]) -> bool:
+    name = problem.split(":", 1)[0]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in approved)

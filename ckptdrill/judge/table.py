@@ -1,0 +1,585 @@
+"""From checks to one verdict: the first rule that matches wins, and whatever is unforeseen is
+Unproven.
+
+The order is the design's: nothing ran; the harness or the source failed; the control of this source
+does not hold; the fault never fired; the restore hung, refused or crashed; something restored
+differs;
+the batch plan differs; the reference is noisy; evidence is missing; an item was not exercised; else
+Pass. Every verdict names one reason, one item or file to blame, and the facts that decided it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptdrill.judge import data, ending, loss, progress, randomness, surroundings
+from ckptdrill.judge import state as states
+from ckptdrill.judge.ending import End, Ending
+from ckptdrill.judge.evidence import Evidence
+from ckptdrill.judge.trajectory import Pair, Trajectory, local_step_of_save
+from ckptdrill.model import (
+    Check,
+    Claim,
+    Held,
+    Item,
+    JsonValue,
+    LaunchRecord,
+    Reason,
+    Verdict,
+    VerdictWord,
+)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Everything the rules look at."""
+
+    evidence: Evidence
+    source: LaunchRecord
+    restore: LaunchRecord
+    end: Ending
+    pair: Pair
+    checks: tuple[Check, ...]
+    batch_plan: str | None = None
+    fell_back_to: int | None = None
+    noisy: str | None = None
+    numbers: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def having(self, *statuses: Held) -> tuple[Check, ...]:
+        """The rows with one of these statuses, in the order of proof."""
+        return tuple(check for check in self.checks if check.status in statuses)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict of one cell. A judge that fails must not pass anything: it says Unproven."""
+    try:
+        return _judge(evidence)
+    except Exception as error:  # noqa: BLE001 - a defect of the judge is not evidence
+        return Verdict(
+            cell_id=evidence.plan.cell.id,
+            claim=evidence.plan.claim,
+            word=VerdictWord.UNPROVEN,
+            reason=Reason.HARNESS_ERROR,
+            explanation=f"the judge failed on these facts: {type(error).__name__}: {error}",
+            next_move="keep the run folder and report this as a defect of ckptdrill",
+        )
+
+
+def _judge(evidence: Evidence) -> Verdict:
+    early = _before_the_restore(evidence)
+    if early is not None:
+        return early
+    case = _case(evidence)
+    rules = _DAMAGE_RULES if evidence.plan.claim is Claim.DETECTS_DAMAGE else _CONTINUITY_RULES
+    return next(verdict for rule in rules if (verdict := rule(case)) is not None)
+
+
+# ------------------------------------------------------------------ before there is a restore
+
+
+def _before_the_restore(evidence: Evidence) -> Verdict | None:
+    plan = evidence.plan
+    source, restore = evidence.record(plan.source.id), evidence.record(plan.restore.id)
+    if source is None:
+        why = evidence.skipped.get(plan.source.id, "the source launch has not run")
+        return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
+    failed = _source_failure(evidence, source)
+    if failed:
+        return _early(evidence, Reason.SOURCE_FAILED, failed[0], failed[1])
+    if plan.damage is not None and evidence.damage is None:
+        why = evidence.skipped.get(plan.damage.id, "the damage step has not run")
+        return _early(evidence, Reason.FAULT_NOT_FIRED, why, "see journal.jsonl")
+    if restore is None:
+        why = evidence.skipped.get(plan.restore.id, "the restore launch has not run")
+        return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
+    if not restore.facts:
+        text = ending.ending(restore).text
+        return _early(
+            evidence,
+            Reason.HARNESS_ERROR,
+            f"the restore launch recorded nothing: {text}",
+            f"read launches/{plan.restore.id}/launcher.err",
+        )
+    if evidence.control_failed and plan.restore != plan.baseline:
+        return _early(
+            evidence,
+            Reason.CONTROL_FAILED,
+            f"the same-topology restore of this source does not hold: {evidence.control_failed}",
+            "mend the baseline cell first; nothing can be said of this one before",
+        )
+    return None
+
+
+def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
+    """Why the source run gives no checkpoint and reference, and the next move."""
+    folder = f"launches/{evidence.plan.source.id}"
+    end = ending.ending(source)
+    if end.how is not End.TRAINED:
+        return (
+            f"the source run failed: {end.text}",
+            f"read {folder}/rank0.err and {folder}/launcher.err",
+        )
+    if not source.of("stepped"):
+        return (
+            "the source run ended without one training step (an optimizer step after a backward)",
+            "check job.args: does the script train under torchrun with these?",
+        )
+    if evidence.skipped.get(evidence.plan.restore.id, "").startswith("no checkpoint"):
+        return (
+            f"the source run saved no checkpoint: {evidence.skipped[evidence.plan.restore.id]}",
+            "check job.checkpoint and job.saves against what the script writes",
+        )
+    return None
+
+
+def _early(evidence: Evidence, reason: Reason, explanation: str, next_move: str) -> Verdict:
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNPROVEN,
+        reason=reason,
+        explanation=explanation,
+        next_move=next_move,
+    )
+
+
+# ------------------------------------------------------------------ the case
+
+
+def _case(evidence: Evidence) -> _Case:
+    plan = evidence.plan
+    source, restore = evidence.records[plan.source.id], evidence.records[plan.restore.id]
+    saved_at = local_step_of_save(source, evidence.checkpoint_suffix)
+    at = evidence.start_step + saved_at if saved_at is not None else evidence.restore_step
+    reference = Trajectory(source, evidence.start_step)
+    pair = Pair(reference, Trajectory(restore, at), at, evidence.window)
+    end = ending.ending(restore)
+    older = [evidence.start_step + f.step for f in source.of("save_begin")]
+    back = states.matching_step(
+        pair.restored, reference, at, sorted({s for s in older if s < at}, reverse=True)
+    )
+    if back is not None and plan.claim is Claim.DETECTS_DAMAGE:
+        pair = Pair(reference, Trajectory(restore, back), back, evidence.window)
+    noisy = _noise(evidence, pair)
+    checks = tuple(_scoped(check, evidence) for check in _checks(evidence, pair, noisy))
+    control = _control(evidence)
+    plan_differs = (
+        data.same_as_control(pair, control, plan.source.topology, plan.restore.topology)
+        if control
+        else None
+    )
+    return _Case(
+        evidence,
+        source,
+        restore,
+        end,
+        pair,
+        checks,
+        plan_differs,
+        back,
+        noisy,
+        {"phases": _phases(restore), "older_step": back},
+    )
+
+
+def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, ...]:
+    plan = evidence.plan
+    sampled = states.sampled(pair)
+    same_size = plan.source.topology.world_size == plan.restore.topology.world_size
+    repeats = [
+        Trajectory(r, evidence.start_step)
+        for launch in plan.repeats
+        if (r := evidence.record(launch.id)) is not None
+    ]
+    rows = (
+        states.keys(sampled),
+        progress.step(pair),
+        states.weights(sampled),
+        states.buffers(sampled),
+        states.moments(sampled),
+        states.hyperparameters(sampled),
+        progress.schedule(pair, sampled),
+        states.precision(sampled),
+        data.order(
+            pair,
+            plan.source.topology,
+            plan.restore.topology,
+            epochs_in_scope=data.EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
+        ),
+        randomness.random_state(pair, evidence.policy, same_world_size=same_size),
+        surroundings.configuration(
+            pair,
+            evidence.policy,
+            same_environment=plan.source.environment == plan.restore.environment,
+        ),
+        surroundings.topology(pair, plan),
+        loss.window(pair, repeats, _control(evidence), evidence.tolerance, noisy),
+    )
+    return (*rows, surroundings.damage(evidence.damage)) if plan.damage is not None else rows
+
+
+def _scoped(check: Check, evidence: Evidence) -> Check:
+    """An item the owner declared out of scope is shown as such, with the owner's words."""
+    why = evidence.policy.out_of_scope.get(check.item.value)
+    if why is None or check.status is Held.HELD:
+        return check
+    return Check(
+        check.item,
+        Held.OUT_OF_SCOPE,
+        f"declared out of scope: {why} (found: {check.summary})",
+        facts=check.facts,
+        numbers=check.numbers,
+    )
+
+
+def _control(evidence: Evidence) -> Trajectory | None:
+    """The uninterrupted run at the target topology, if the plan has one and it trained."""
+    launch = evidence.plan.control
+    record = evidence.record(launch.id) if launch else None
+    return Trajectory(record, evidence.start_step) if record else None
+
+
+def _noise(evidence: Evidence, pair: Pair) -> str | None:
+    """Why the source does not repeat itself beyond round-off, if a repeat shows that."""
+    for launch in evidence.plan.repeats:
+        record = evidence.record(launch.id)
+        if record is None:
+            continue
+        repeat = Trajectory(record, evidence.start_step)
+        steps = [s for s in pair.compared if s <= repeat.last_step]
+        worst = loss.largest_deviation(pair.reference, repeat, steps)
+        if worst > evidence.tolerance.noise:
+            return (
+                f"two runs of the source differ by {worst:.2g} in loss, more than tolerance.noise "
+                f"({evidence.tolerance.noise:g})"
+            )
+    return None
+
+
+def _phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
+    """Seconds from start to the first step of the slowest rank; loads as far as the job shows
+    them.
+    """
+    started = {f.rank: f.t for f in record.of("started")}
+    loads = {
+        rank: sum(f.data["took_s"] for f in record.of("load_end", rank)) for rank in record.ranks
+    }
+    first = {f.rank: f.t for f in reversed(record.of("batch"))}
+    ready = [first[rank] - started[rank] for rank in first if rank in started]
+    if not ready:
+        return {}
+    load_s = max(loads.values(), default=0.0)
+    return {
+        "read": round(load_s, 6),
+        "initialize": round(max(max(ready) - load_s, 0.0), 6),
+        "merged": ["read, deserialize and reshard happen in one load call"] if load_s else [],
+    }
+
+
+# ------------------------------------------------------------------ rules, in order
+
+
+def _fault_not_fired(case: _Case) -> Verdict | None:
+    check = next(c for c in case.checks if c.item is Item.DAMAGE)
+    if check.status is Held.HELD:
+        return None
+    return _verdict(
+        case,
+        VerdictWord.UNPROVEN,
+        Reason.FAULT_NOT_FIRED,
+        check.summary,
+        check,
+        "choose another file or tensor for the damage",
+    )
+
+
+def _hung(case: _Case) -> Verdict | None:
+    stacks = f"read launches/{case.restore.launch_id}/rank*.stacks"
+    if case.end.how is End.HUNG_IN_RESTORE:
+        return _verdict(
+            case,
+            VerdictWord.UNSUPPORTED,
+            Reason.HUNG,
+            f"the restore hung: {case.end.text}",
+            None,
+            f"{stacks}; raise job.timeout_s if the storage is that slow",
+        )
+    if case.end.how is End.TIMED_OUT:
+        return _verdict(
+            case,
+            VerdictWord.UNPROVEN,
+            Reason.TIMED_OUT,
+            case.end.text,
+            None,
+            f"raise job.timeout_s, or {stacks}",
+        )
+    return None
+
+
+def _refused(case: _Case) -> Verdict | None:
+    if case.end.how is not End.REFUSED:
+        return None
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.REFUSED,
+        f"the stack refused the restore on {case.end.text}",
+        None,
+        "the state is safe: convert the checkpoint, or restore at a topology that it supports",
+    )
+
+
+def _damage_refused(case: _Case) -> Verdict | None:
+    if case.end.how is not End.REFUSED:
+        return None
+    where = surroundings.described(case.evidence.damage or {})
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.REFUSED,
+        f"{where} was noticed and refused, but training did not go on: {case.end.text}",
+        None,
+        "let the job fall back to an older whole checkpoint when one is refused",
+        subject=_damaged_file(case),
+    )
+
+
+def _crashed(case: _Case) -> Verdict | None:
+    if case.end.how not in (End.CRASHED, End.DIED):
+        return None
+    return _verdict(
+        case,
+        VerdictWord.UNPROVEN,
+        Reason.CRASHED,
+        f"the restored run crashed: {case.end.text}",
+        None,
+        f"read launches/{case.restore.launch_id}/rank{case.end.rank or 0}.err",
+    )
+
+
+def _fell_back(case: _Case) -> Verdict | None:
+    """Under a damage claim a whole older generation, with its full continuity, is the good
+    outcome.
+    """
+    if case.fell_back_to is None or case.having(Held.BROKEN):
+        return None
+    lost = case.evidence.restore_step - case.fell_back_to
+    open_rows = case.having(Held.NOT_OBSERVED, Held.NOT_EXERCISED)
+    if open_rows:
+        return _open(case, open_rows)
+    return _verdict(
+        case,
+        VerdictWord.PASS,
+        Reason.FELL_BACK,
+        f"the damage was noticed; training continues "
+        f"from the whole checkpoint of step {case.fell_back_to}, {lost} steps are replayed",
+        None,
+        "",
+    )
+
+
+def _batch_plan(case: _Case) -> Verdict | None:
+    """State and schedule hold, and data and loss differ exactly as the topology
+    alone makes them.
+    """
+    broken = {check.item for check in case.having(Held.BROKEN)}
+    if case.batch_plan is None or not broken or not broken <= {Item.DATA, Item.LOSS, Item.STEP}:
+        return None
+    if Item.STEP in broken:
+        return None
+    check = next(c for c in case.checks if c.item is Item.DATA)
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.BATCH_PLAN,
+        f"the checkpoint is restored, but the batches are others: {case.batch_plan}",
+        check,
+        "choose a data-parallel degree that divides the global batch, or declare the new batch "
+        "plan",
+        subject="batch plan",
+    )
+
+
+def _diverged(case: _Case) -> Verdict | None:
+    broken = case.having(Held.BROKEN)
+    if not broken:
+        return None
+    first = _to_blame(case, broken)
+    subject = first.subjects[0] if first.subjects else None
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.DIVERGED,
+        "restored without an error, but not the same training: "
+        f"{first.item.value}: {first.summary}",
+        first,
+        _DIVERGED_MOVES.get(first.item, ""),
+        subject=subject,
+    )
+
+
+def _damage_diverged(case: _Case) -> Verdict | None:
+    broken = case.having(Held.BROKEN)
+    if not broken:
+        return None
+    first = _to_blame(case, broken)
+    record = case.evidence.damage or {}
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.DIVERGED,
+        f"{surroundings.described(record)} was loaded without a word: {first.summary}",
+        first,
+        "verify checksums before loading (ckptdrill's manifest, or zip CRCs), and fall back",
+        subject=f"{_damaged_file(case)}: {first.subjects[0] if first.subjects else ''}",
+    )
+
+
+def _damage_unseen(case: _Case) -> Verdict:
+    return _verdict(
+        case,
+        VerdictWord.UNPROVEN,
+        Reason.NOT_EXERCISED,
+        "the job trained as if nothing had happened: the damaged bytes do not enter its state",
+        None,
+        "damage a file or tensor that this job reads",
+    )
+
+
+def _incomplete(case: _Case) -> Verdict | None:
+    failures = surroundings.observer_failures((case.source, case.restore))
+    if failures:
+        return _verdict(
+            case,
+            VerdictWord.UNPROVEN,
+            Reason.HARNESS_ERROR,
+            f"the observer could not record everything: {failures[0]}",
+            None,
+            "keep the run folder and report this as a defect of ckptdrill",
+        )
+    if len(case.pair.compared) < min(case.evidence.window, 2):
+        return _verdict(
+            case,
+            VerdictWord.UNPROVEN,
+            Reason.EVIDENCE_MISSING,
+            f"only {len(case.pair.compared)} steps after the restore could be compared",
+            None,
+            "raise job.window, and let the job train that far",
+        )
+    open_rows = case.having(Held.NOT_OBSERVED, Held.NOT_EXERCISED)
+    return _open(case, open_rows) if open_rows else None
+
+
+def _open(case: _Case, rows: Sequence[Check]) -> Verdict:
+    """An item that was not observed or not exercised makes a Pass impossible."""
+    first = min(rows, key=lambda c: (c.status is Held.NOT_EXERCISED, list(Item).index(c.item)))
+    noisy = case.noisy and first.item is Item.LOSS
+    reason = (
+        Reason.NOISY_REFERENCE
+        if noisy
+        else (
+            Reason.EVIDENCE_MISSING if first.status is Held.NOT_OBSERVED else Reason.NOT_EXERCISED
+        )
+    )
+    return _verdict(
+        case,
+        VerdictWord.UNPROVEN,
+        reason,
+        f"{first.item.value}: {first.summary}",
+        first,
+        first.next_move,
+    )
+
+
+def _held(case: _Case) -> Verdict:
+    steps = len(case.pair.compared)
+    topologies = (
+        case.evidence.plan.source.topology.short,
+        case.evidence.plan.restore.topology.short,
+    )
+    return _verdict(
+        case,
+        VerdictWord.PASS,
+        Reason.HELD,
+        f"{topologies[0]} -> {topologies[1]} continues the same training: every item in scope held "
+        f"at the restore and over {steps} steps",
+        None,
+        "",
+    )
+
+
+_CONTINUITY_RULES = (_hung, _refused, _crashed, _batch_plan, _diverged, _incomplete, _held)
+_DAMAGE_RULES = (
+    _fault_not_fired,
+    _hung,
+    _damage_refused,
+    _crashed,
+    _fell_back,
+    _damage_diverged,
+    _incomplete,
+    _damage_unseen,
+)
+
+_DIVERGED_MOVES = {
+    Item.STEP: "compare what the script stores as its step with where its loop starts",
+    Item.WEIGHTS: "check key prefixes and strictness of the load, and what runs after it",
+    Item.BUFFERS: "save the buffers, or rebuild non-persistent ones after materialising the model",
+    Item.MOMENTS: "load into a template that has the state (get_state_dict materialises it)",
+    Item.HYPERPARAMETERS: "restore param_groups after building the optimizer, not before",
+    Item.SCHEDULER: "restore the scheduler's state_dict, and let it drive the optimizer that steps",
+    Item.PRECISION: "restore the loss scaler's state_dict",
+    Item.DATA: "store the sampler's epoch and position, and set both before the first batch",
+    Item.RNG: "restore the generators last, after everything that seeds or draws",
+}
+
+
+def _to_blame(case: _Case, broken: Sequence[Check]) -> Check:
+    """The first broken row in the order of proof, except that an LR whose schedule is intact is
+    the group's.
+    """
+    first = broken[0]
+    if first.item is Item.SCHEDULER and first.subjects == ("lr",):
+        groups = states.group_learning_rates(states.sampled(case.pair))
+        if groups:
+            return Check(
+                Item.HYPERPARAMETERS,
+                Held.BROKEN,
+                groups[0],
+                ("param_groups[*].lr",),
+                groups,
+                first.facts,
+                first.numbers,
+            )
+    return first
+
+
+def _damaged_file(case: _Case) -> str:
+    return str((case.evidence.damage or {}).get("file", "the checkpoint"))
+
+
+def _verdict(
+    case: _Case,
+    word: VerdictWord,
+    reason: Reason,
+    explanation: str,
+    check: Check | None,
+    next_move: str,
+    subject: str | None = None,
+) -> Verdict:
+    if subject is None and check is not None and check.subjects:
+        subject = check.subjects[0]
+    facts = check.facts if check is not None else case.end.facts
+    return Verdict(
+        cell_id=case.evidence.plan.cell.id,
+        claim=case.evidence.plan.claim,
+        word=word,
+        reason=reason,
+        explanation=explanation,
+        blame_item=check.item if check else None,
+        blame_subject=subject,
+        checks=case.checks,
+        facts=facts,
+        next_move=next_move,
+        numbers=case.numbers,
+    )

@@ -1,0 +1,137 @@
+"""A launch's facts, laid out along the training steps so that two launches can be put side by side.
+
+Steps here are *completed steps of the trajectory*, in the job's numbering: a source run that
+started
+from scratch has completed step 0 at its first forward; a run restored from step 8 has completed
+step
+8 at its first forward, whatever its own counter says. That is what makes a wrong counter visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ckptdrill.model import Fact, JsonValue, LaunchRecord
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """`offset` is the completed step at which this process began."""
+
+    record: LaunchRecord
+    offset: int
+
+    @cached_property
+    def stepped(self) -> Mapping[int, tuple[Fact, ...]]:
+        """Completed step -> the `stepped` facts of all ranks and optimizers that ended it."""
+        return _by_step(self.record.of("stepped"), self.offset)
+
+    @cached_property
+    def batches(self) -> Mapping[int, tuple[Fact, ...]]:
+        """Step being trained -> its `batch` facts. A batch seen with n steps done
+        belongs to n+1.
+        """
+        return _by_step(self.record.of("batch"), self.offset + 1)
+
+    @property
+    def last_step(self) -> int:
+        """The last completed step that every rank which trained has recorded."""
+        ranks = {fact.rank for facts in self.stepped.values() for fact in facts}
+        whole = [s for s, facts in self.stepped.items() if {f.rank for f in facts} >= ranks]
+        return max(whole, default=self.offset)
+
+    def sample(self, kind: str, step: int, moment: str = "forward") -> tuple[Fact, ...]:
+        """The `state`, `rng` or `roots` facts at one completed step; the last one of each rank."""
+        chosen: dict[int, Fact] = {}
+        for fact in self.record.of(kind):
+            if fact.step + self.offset == step and _moment(fact) in (moment, None):
+                chosen[fact.rank] = fact
+        return tuple(chosen[rank] for rank in sorted(chosen))
+
+    def sampled_steps(self) -> tuple[int, ...]:
+        """The completed steps at which the state was sampled at the first forward."""
+        steps = {f.step + self.offset for f in self.record.of("state") if _moment(f) == "forward"}
+        return tuple(sorted(steps))
+
+    def learning_rates(self, step: int) -> tuple[JsonValue, ...]:
+        """The LR of every group of every optimizer in the step that completed
+        `step`, of one rank.
+        """
+        facts = self.stepped.get(step, ())
+        rank = min((f.rank for f in facts), default=0)
+        return tuple(lr for f in facts if f.rank == rank for lr in f.data["lr"])
+
+    def loss(self, step: int) -> float | None:
+        """Mean over ranks of the sum over micro-batches: what the update of this step followed.
+
+        Micro-batch losses are summed because an accumulating job divides them itself; ranks are
+        averaged because data parallelism averages gradients. Ranks without a loss (the early stages
+        of a pipeline) do not count.
+        """
+        sums = [
+            sum(_numbers(f.data["losses"])) for f in self.stepped.get(step, ()) if f.data["losses"]
+        ]
+        return sum(sums) / len(sums) if sums else None
+
+    def rows(self, step: int) -> Mapping[int, tuple[str, ...]]:
+        """Rank -> the row hashes it consumed in the step that leads to `step`."""
+        found: dict[int, tuple[str, ...]] = {}
+        for fact in self.batches.get(step, ()):
+            found[fact.rank] = (*found.get(fact.rank, ()), *fact.data["rows"])
+        return found
+
+    def refs(self, steps: Iterable[int]) -> tuple[str, ...]:
+        """References to the first rank's `stepped` facts of `steps`."""
+        return tuple(self.stepped[s][0].ref for s in steps if s in self.stepped)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two runs a check lays side by side, over the window after the restore."""
+
+    reference: Trajectory
+    restored: Trajectory
+    restore_step: int
+    window: int
+    steps: tuple[int, ...] = field(default=())
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """The completed steps after the restore that both runs reached."""
+        last = min(
+            self.reference.last_step, self.restored.last_step, self.restore_step + self.window
+        )
+        return tuple(range(self.restore_step + 1, last + 1))
+
+
+def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | None:
+    """Steps the source had completed in its process when it saved the checkpoint under drill.
+
+    None when no observed save call names that path (a writer the observer does not know).
+    """
+    needle = "/" + checkpoint_suffix.strip("/")
+    steps = [
+        f.step
+        for f in record.of("save_begin")
+        if f.data.get("path", "").endswith(needle) or needle + "/" in f.data.get("path", "")
+    ]
+    return max(steps, default=None)
+
+
+def _by_step(facts: Iterable[Fact], offset: int) -> Mapping[int, tuple[Fact, ...]]:
+    found: dict[int, list[Fact]] = {}
+    for fact in facts:
+        found.setdefault(fact.step + offset, []).append(fact)
+    return {step: tuple(sorted(group, key=lambda f: f.rank)) for step, group in found.items()}
+
+
+def _moment(fact: Fact) -> str | None:
+    """`backward` stands for the first forward in loops that never call a module."""
+    moment = fact.data.get("at")
+    return "forward" if moment == "backward" else moment
+
+
+def _numbers(values: Iterable[JsonValue]) -> list[float]:
+    return [float(value) for value in values]

@@ -1,0 +1,126 @@
+"""Read the facts of a run, have each cell judged, and write the verdicts down.
+
+The effects around the judge: which records exist, why steps were skipped, what was damaged. The
+baseline of every source is judged first, because it is the control of the cells beside it. A stored
+run can be judged again at any time, without a launch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import PurePosixPath
+
+from ckptdrill import journal, placeholders
+from ckptdrill.judge import table
+from ckptdrill.judge.evidence import Evidence
+from ckptdrill.matrix import Matrix
+from ckptdrill.model import (
+    Claim,
+    Held,
+    Launch,
+    LaunchRecord,
+    Plan,
+    Verdict,
+    VerdictWord,
+    from_json,
+    to_json,
+)
+from ckptdrill.store import RunFolder, read_json, read_launch, write_json
+
+
+def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Verdict, ...]:
+    """Judge every cell from what is on disk and write `cells/<id>/verdict.json`."""
+    skipped = _skipped(run)
+
+    @cache
+    def record_of(launch: str, world_size: int) -> LaunchRecord:
+        return read_launch(run, launch, world_size)
+
+    def evidence_of(plan: Plan, control_failed: str | None) -> Evidence:
+        launches = [step for step in plan.steps if isinstance(step, Launch)]
+        records = {each.id: record_of(each.id, each.topology.world_size) for each in launches}
+        return _evidence(run, matrix, plan, records, skipped, control_failed)
+
+    controls = {
+        plan.baseline.id: _control_failure(table.judge(evidence_of(_baseline_plan(plan), None)))
+        for plan in {plan.baseline.id: plan for plan in plans}.values()
+    }
+    verdicts = tuple(table.judge(evidence_of(plan, controls[plan.baseline.id])) for plan in plans)
+    for plan, verdict in zip(plans, verdicts, strict=True):
+        _write_verdict(run, plan, verdict)
+    return verdicts
+
+
+def stored_plans(run: RunFolder) -> tuple[Plan, ...]:
+    """The plans of a stored run, in the order of the matrix.
+
+    Raises UserError when a plan cannot be read.
+    """
+    folders = sorted((run.root / "cells").glob("*/plan.json"))
+    return tuple(from_json(Plan, read_json(path)) for path in folders)
+
+
+def _evidence(
+    run: RunFolder,
+    matrix: Matrix,
+    plan: Plan,
+    records: Mapping[str, LaunchRecord],
+    skipped: Mapping[str, str],
+    control_failed: str | None,
+) -> Evidence:
+    job = matrix.job
+    damage = run.damage(plan.damage.id) if plan.damage else None
+    return Evidence(
+        plan=plan,
+        policy=matrix.policy,
+        tolerance=matrix.tolerance,
+        records=records,
+        restore_step=plan.restore.restores.step if plan.restore.restores else job.restore_step,
+        start_step=job.start_step,
+        window=job.window,
+        saves=job.saves,
+        checkpoint_suffix=_suffix(matrix, plan),
+        skipped=skipped,
+        damage=read_json(damage) if damage is not None and damage.exists() else None,
+        control_failed=control_failed,
+    )
+
+
+def _baseline_plan(plan: Plan) -> Plan:
+    """The control of a plan as a plan of its own: the same source, restored without a fault."""
+    cell = dataclasses.replace(plan.cell, target=plan.cell.source, drill="baseline")
+    return Plan(cell, Claim.CONTINUES, plan.source, plan.repeats, plan.baseline, plan.baseline)
+
+
+def _control_failure(verdict: Verdict) -> str | None:
+    """Why the cells beside a baseline cannot be judged. Incomplete evidence is their own matter."""
+    if verdict.word is VerdictWord.PASS or (verdict.checks and not _broken(verdict)):
+        return None
+    return verdict.explanation
+
+
+def _broken(verdict: Verdict) -> bool:
+    ended = not verdict.checks or verdict.word is VerdictWord.UNSUPPORTED
+    return ended or any(check.status is Held.BROKEN for check in verdict.checks)
+
+
+def _suffix(matrix: Matrix, plan: Plan) -> str:
+    """The checkpoint path below `{out}`, by which the save call of the source is recognised."""
+    step = plan.restore.restores.step if plan.restore.restores else matrix.job.restore_step
+    values = placeholders.placeholder_values(plan.source.topology, out="/", resume=None, step=step)
+    path = placeholders.fill(matrix.job.checkpoint, values, "job.checkpoint")
+    return str(PurePosixPath(path)).strip("/")
+
+
+def _skipped(run: RunFolder) -> Mapping[str, str]:
+    return {step: entry.lost for step, entry in journal.replay(run).items() if entry.lost}
+
+
+def _write_verdict(run: RunFolder, plan: Plan, verdict: Verdict) -> None:
+    expected = {
+        "expected": verdict.meets(plan.cell.expect),
+        "expectation": to_json(plan.cell.expect),
+    }
+    write_json(run.cell(plan.cell.id) / "verdict.json", {**to_json(verdict), **expected})

@@ -1,0 +1,475 @@
+"""The nouns of ckptdrill, frozen, to and from JSON. No effects, no clock, no torch.
+
+In the order a run meets them: a `Topology` and an `Environment` make a place to run; a `Cell` is
+one
+address in the matrix; a drill turns it into a `Plan` of `Launch` and `Damage` steps; launches leave
+`Fact` lines; the judge turns them into `Check` rows and one `Verdict` per cell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+JsonValue = Any
+T = typing.TypeVar("T")
+
+# --------------------------------------------------------------------------------------------------
+# Places
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How a job is laid out. Degrees multiply to the world size (`ep` lives inside `dp`)."""
+
+    name: str
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    zero_stage: int | None = None
+    nodes: int = 1
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree: replicas times shards."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node; the matrix refuses a topology for which this is not whole."""
+        return self.world_size // self.nodes
+
+    @property
+    def short(self) -> str:
+        """`fsdp4`, `fsdp2tp2`, `zero2dp4`, `single`: what people say aloud."""
+        parts = []
+        if self.zero_stage is not None:
+            parts.append(f"zero{self.zero_stage}dp{self.dp}")
+        elif self.dp_replicate > 1 and self.dp_shard > 1:
+            parts.append(f"hsdp{self.dp_replicate}x{self.dp_shard}")
+        elif self.dp_shard > 1:
+            parts.append(f"fsdp{self.dp_shard}")
+        elif self.dp_replicate > 1:
+            parts.append(f"ddp{self.dp_replicate}")
+        parts += [
+            f"{axis}{getattr(self, axis)}"
+            for axis in ("tp", "pp", "cp", "ep")
+            if getattr(self, axis) > 1
+        ]
+        return "".join(parts) or "single"
+
+    def same_layout(self, other: Topology) -> bool:
+        """Equal in every degree, whatever the two are called."""
+        return dataclasses.replace(self, name="") == dataclasses.replace(other, name="")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An interpreter that has the job's frameworks. `python` is an absolute path."""
+
+    name: str
+    python: str
+    requirements: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One unedited torchrun program: how it is started, resumed, and where its checkpoints appear.
+
+    `checkpoint` is a path template with `{out}` and `{step}`; `args` may hold every placeholder
+    that
+    `matrix.PLACEHOLDERS` lists, `resume_args` are appended when a checkpoint is restored.
+    """
+
+    program: str | None
+    module: str | None
+    args: tuple[str, ...]
+    resume_args: tuple[str, ...]
+    checkpoint: str
+    saves: tuple[int, ...]
+    restore_step: int
+    window: int
+    cwd: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    start_from: str | None = None
+    start_step: int = 0
+
+    @property
+    def end_step(self) -> int:
+        """The step after which a launch has shown all that the judge compares."""
+        return max(self.restore_step + self.window, *self.saves)
+
+
+# --------------------------------------------------------------------------------------------------
+# Cells and plans
+
+
+class Claim(StrEnum):
+    """What Pass means for a drill. Few, and closed."""
+
+    CONTINUES = "continues the same training"
+    DETECTS_DAMAGE = "detects the damage and falls back to a whole older checkpoint"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One address of the matrix. `id` is its folder name."""
+
+    id: str
+    source: Topology
+    source_environment: str
+    target: Topology
+    target_environment: str
+    drill: str
+    parameters: Mapping[str, JsonValue] = field(default_factory=dict)
+    expect: Expectation | None = None
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the matrix says of a cell in advance; the exit code reports against it, a gate does
+    not.
+    """
+
+    verdict: VerdictWord
+    reason: Reason | None = None
+    why: str = ""
+
+
+class RngPolicy(StrEnum):
+    """What the owner declares of random state across a restore."""
+
+    CONTINUED = "continued"
+    RESEEDED = "reseeded"
+    NOT_GUARANTEED = "not_guaranteed"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the owner declared. An undeclared policy is not a lenient one: it leads to Unproven.
+
+    `out_of_scope` maps an item (the text of `Item`) to why; `approved` maps a glob over
+    configuration names (`args.max_steps`) to why a difference there is fine.
+    """
+
+    rng_same_world_size: RngPolicy = RngPolicy.CONTINUED
+    rng_other_world_size: RngPolicy | None = None
+    out_of_scope: Mapping[str, str] = field(default_factory=dict)
+    approved: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a restored run may be from the reference.
+
+    `loss` is relative and the owner's own; None means: measured in this run, as the largest
+    deviation of the repeats and of the uninterrupted control at the target topology, times
+    `safety`.
+    A source whose repeats differ by more than `noise` does not reproduce itself.
+    """
+
+    loss: float | None = None
+    safety: float = 3.0
+    noise: float = 1e-2
+
+
+class Role(StrEnum):
+    """Why a launch exists."""
+
+    SOURCE = "source"  # saves, and goes on: the reference trajectory
+    REPEAT = "repeat"  # the same once more: the run-to-run variance
+    CONTROL = "control"  # uninterrupted at the target topology: what the topology alone changes
+    RESTORE = "restore"  # the drill
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A saved step of a launch; with `damage_id`, the damaged private copy of it."""
+
+    launch_id: str
+    step: int
+    damage_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One torchrun. Steps are in the job's own numbering."""
+
+    id: str
+    role: Role
+    topology: Topology
+    environment: str
+    stop_step: int
+    restores: Checkpoint | None = None
+    launcher: str | None = None  # None: whatever the run chose
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Ids of the steps that must have ended before this one starts."""
+        if self.restores is None:
+            return ()
+        if self.restores.damage_id is not None:
+            return (self.restores.damage_id,)
+        return (self.restores.launch_id,)
+
+
+class DamageKind(StrEnum):
+    """How a private copy of a checkpoint is changed."""
+
+    BIT_FLIP = "bit-flip"
+    TRUNCATE = "truncate"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A change to an isolated copy of a checkpoint."""
+
+    id: str
+    kind: DamageKind
+    checkpoint: Checkpoint
+    parameters: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The launch that wrote the checkpoint."""
+        return (self.checkpoint.launch_id,)
+
+
+Step = Launch | Damage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one cell needs, by the part each step plays in the judgement."""
+
+    cell: Cell
+    claim: Claim
+    source: Launch
+    repeats: tuple[Launch, ...]
+    baseline: Launch  # restore at the source topology, no fault: the control of every verdict
+    restore: Launch  # the drilled restore (for the baseline drill: the same as `baseline`)
+    control: Launch | None = None  # uninterrupted at the target topology
+    damage: Damage | None = None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Every step once, dependencies first."""
+        ordered: list[Step] = [self.source, *self.repeats]
+        ordered += [
+            step for step in (self.control, self.baseline, self.damage, self.restore) if step
+        ]
+        return tuple({step.id: step for step in ordered}.values())
+
+
+# --------------------------------------------------------------------------------------------------
+# Facts, checks, verdicts
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One recorded line, no opinion. `file` and `line` make it addressable from a verdict."""
+
+    kind: str
+    rank: int
+    step: int
+    t: float
+    data: Mapping[str, JsonValue]
+    file: str
+    line: int
+
+    @property
+    def ref(self) -> str:
+        """`launches/<id>/rank0.jsonl:12`, as verdicts cite it."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """All that one launch left on disk. `ended` is the content of exit.json, None
+    if it never ran.
+    """
+
+    launch_id: str
+    facts: tuple[Fact, ...]
+    ended: Mapping[str, JsonValue] | None
+    world_size: int
+
+    def of(self, kind: str, rank: int | None = None) -> tuple[Fact, ...]:
+        """The facts of one kind in file order, of one rank or of all."""
+        return tuple(f for f in self.facts if f.kind == kind and (rank is None or f.rank == rank))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that recorded anything."""
+        return tuple(sorted({f.rank for f in self.facts}))
+
+
+class Item(StrEnum):
+    """The state inventory, in the order of the proof of continuity."""
+
+    KEYS = "keys, shapes and dtypes"
+    STEP = "completed step"
+    WEIGHTS = "weights"
+    BUFFERS = "buffers"
+    MOMENTS = "optimizer state"
+    HYPERPARAMETERS = "parameter groups and hyper-parameters"
+    SCHEDULER = "learning-rate schedule"
+    PRECISION = "scaler, EMA and precision state"
+    DATA = "data order"
+    RNG = "random state"
+    CONFIGURATION = "configuration"
+    TOPOLOGY = "topology and mechanism"
+    INVENTORY = "the job's own saved state"
+    UPDATES = "first updates"
+    LOSS = "loss"
+    DAMAGE = "damage"
+
+
+class Held(StrEnum):
+    """What the facts say of one item."""
+
+    HELD = "held"
+    BROKEN = "broken"
+    NOT_OBSERVED = "not observed"
+    NOT_EXERCISED = "not exercised"
+    OUT_OF_SCOPE = "out of scope"  # declared so in the matrix
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the state inventory of one cell."""
+
+    item: Item
+    status: Held
+    summary: str
+    subjects: tuple[str, ...] = ()  # the tensors, groups, ranks or samples to blame, worst first
+    details: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()  # refs of the facts it rests on
+    numbers: Mapping[str, JsonValue] = field(default_factory=dict)
+    next_move: str = ""
+
+
+class VerdictWord(StrEnum):
+    """Three, and only three."""
+
+    PASS = "Pass"  # noqa: S105 - a verdict, not a password
+    UNSUPPORTED = "Unsupported"
+    UNPROVEN = "Unproven"
+
+
+class Reason(StrEnum):
+    """Why a cell got its verdict; a closed list, in the order the judge tries them."""
+
+    NOT_RUN = "not-run"
+    HARNESS_ERROR = "harness-error"
+    DOCUMENTED_LIMIT = "documented-limit"
+    SOURCE_FAILED = "source-failed"
+    CONTROL_FAILED = "control-failed"
+    FAULT_NOT_FIRED = "fault-not-fired"
+    HUNG = "hung"
+    TIMED_OUT = "timed-out"
+    REFUSED = "refused"
+    CRASHED = "crashed"
+    DIVERGED = "diverged"
+    BATCH_PLAN = "batch-plan"
+    NOISY_REFERENCE = "noisy-reference"
+    EVIDENCE_MISSING = "evidence-missing"
+    NOT_EXERCISED = "not-exercised"
+    HELD = "held"
+    FELL_BACK = "fell-back"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement of one cell, with everything that decided it."""
+
+    cell_id: str
+    claim: Claim
+    word: VerdictWord
+    reason: Reason
+    explanation: str  # one sentence a person can act on
+    blame_item: Item | None = None
+    blame_subject: str | None = None  # tensor, file, rank …
+    checks: tuple[Check, ...] = ()
+    facts: tuple[str, ...] = ()
+    next_move: str = ""
+    numbers: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def meets(self, expectation: Expectation | None) -> bool:
+        """True when the cell came out as the matrix said; without a word of it,
+        Pass is expected.
+        """
+        if expectation is None:
+            return self.word is VerdictWord.PASS
+        return self.word is expectation.verdict and expectation.reason in (None, self.reason)
+
+
+# --------------------------------------------------------------------------------------------------
+# To and from JSON
+
+
+def to_json(value: Any) -> JsonValue:
+    """Nouns to plain JSON values: dataclasses become objects, enums their text, tuples lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_json(v) for v in value]
+    return value
+
+
+def from_json(noun: type[T], data: JsonValue) -> T:
+    """The reverse of `to_json` for the nouns above.
+
+    Raises TypeError or ValueError when `data` does not have the shape of `noun`.
+    """
+    return typing.cast("T", _decode(noun, data))
+
+
+def _decode(annotation: Any, data: JsonValue) -> Any:
+    origin = typing.get_origin(annotation)
+    if origin in (types.UnionType, typing.Union):
+        if data is None:
+            return None
+        return _decode_union(typing.get_args(annotation), data)
+    if origin is tuple:
+        return tuple(_decode(typing.get_args(annotation)[0], item) for item in data)
+    if dataclasses.is_dataclass(annotation):
+        return _decode_dataclass(annotation, data)
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return annotation(data)
+    return data
+
+
+def _decode_union(members: tuple[Any, ...], data: JsonValue) -> Any:
+    """Only `X | None` occurs in the nouns, so the one member that is not None decides."""
+    (member,) = (m for m in members if m is not type(None))
+    return _decode(member, data)
+
+
+def _decode_dataclass(noun: Any, data: JsonValue) -> Any:
+    if not isinstance(data, Mapping):
+        message = f"expected an object for {noun.__name__}, found {type(data).__name__}"
+        raise TypeError(message)
+    hints = typing.get_type_hints(noun)
+    known = {f.name for f in dataclasses.fields(noun)}
+    return noun(**{key: _decode(hints[key], value) for key, value in data.items() if key in known})

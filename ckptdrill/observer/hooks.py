@@ -1,0 +1,273 @@
+"""Wrap the few torch entry points every training loop goes through. `install` does all of it, once.
+
+Loop events: optimizer steps (torch's own global hooks), `torch.autograd.backward`, and the first
+module call of a micro-batch. The latter is seen by exchanging `nn.Module.__call__` only while a
+forward is being waited for, so that nothing of the observer is ever inside a compiled region.
+Construction of optimizers, schedulers and scalers is noted weakly. Saves and loads are timed, and
+an
+exception out of one is recorded with its whole chain before it goes on to the job.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from typing import Any, Callable
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .facts import Recorder, chain
+from .watch import Watch
+
+_depth = threading.local()
+
+
+def install(watch: Watch, recorder: Recorder) -> None:
+    """Put every hook in place."""
+    for part in (
+        _forward_hook,
+        _backward_hook,
+        _optimizer_hooks,
+        _scheduler_hooks,
+        _scaler_hooks,
+        _checkpoint_hooks,
+        _process_group_hook,
+    ):
+        recorder.guarded(part)(watch, recorder)
+
+
+# ------------------------------------------------------------------------------------ loop events
+
+_plain_call = torch.nn.Module.__call__
+_arm_forward: list[Callable[[], None]] = []
+
+
+def _forward_hook(watch: Watch, recorder: Recorder) -> None:
+    observe = recorder.guarded(watch.forward)
+
+    def watched_call(self: Any, *inputs: Any, **named: Any) -> Any:
+        if observe(self, inputs, named):
+            torch.nn.Module.__call__ = _plain_call  # type: ignore[method-assign]
+        return _plain_call(self, *inputs, **named)
+
+    def arm() -> None:
+        torch.nn.Module.__call__ = watched_call  # type: ignore[method-assign]
+
+    _arm_forward.append(arm)
+
+
+def _await_forward() -> None:
+    for arm in _arm_forward:
+        arm()
+
+
+def _backward_hook(watch: Watch, recorder: Recorder) -> None:
+    plain_backward = torch.autograd.backward
+    observe = recorder.guarded(watch.backward)
+
+    @functools.wraps(plain_backward)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_depth, "backward", 0) == 0:
+            observe(tensors)
+        # Reentrant activation checkpointing calls backward inside backward: not a loss of its own.
+        _depth.backward = getattr(_depth, "backward", 0) + 1
+        try:
+            return plain_backward(tensors, *args, **kwargs)
+        finally:
+            _depth.backward -= 1
+            if _depth.backward == 0:
+                _await_forward()
+
+    torch.autograd.backward = backward
+
+
+def _optimizer_hooks(watch: Watch, recorder: Recorder) -> None:
+    def made() -> None:
+        watch.optimizer_made()
+        _await_forward()
+
+    _remember(torch.optim.Optimizer, watch.optimizers, recorder, then=made)
+    observe = recorder.guarded(watch.stepped)
+
+    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        observe(optimizer)
+        _await_forward()
+
+    register_optimizer_step_post_hook(after_step)
+
+
+def _scheduler_hooks(watch: Watch, recorder: Recorder) -> None:
+    """Some of torch's schedulers do not call the base constructor, so each class is wrapped."""
+    base = torch.optim.lr_scheduler.LRScheduler
+    for cls in list(vars(torch.optim.lr_scheduler).values()):
+        if isinstance(cls, type) and issubclass(cls, base) and "__init__" in vars(cls):
+            _remember(cls, watch.schedulers, recorder)
+
+
+def _scaler_hooks(watch: Watch, recorder: Recorder) -> None:
+    scaler = torch.amp.GradScaler
+    _remember(scaler, watch.scalers, recorder)
+    plain_scale, plain_step = scaler.scale, scaler.step
+    noted = recorder.guarded(watch.scaled)
+    skipped = recorder.guarded(watch.stepped)
+
+    @functools.wraps(plain_scale)
+    def scale(self: Any, outputs: Any) -> Any:
+        result = plain_scale(self, outputs)
+        noted(result, self)
+        return result
+
+    @functools.wraps(plain_step)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = watch.optimizer_events
+        result = plain_step(self, optimizer, *args, **kwargs)
+        if watch.optimizer_events == before:
+            skipped(optimizer, skipped=True)
+            _await_forward()
+        return result
+
+    scaler.scale, scaler.step = scale, step  # type: ignore[method-assign]
+
+
+def _remember(
+    cls: Any, tracked: Any, recorder: Recorder, then: Callable[[], None] | None = None
+) -> None:
+    """Note every instance of `cls` weakly, in order of construction."""
+    plain_init = cls.__init__
+
+    @recorder.guarded
+    def note(instance: Any) -> None:
+        if not any(known is instance for known in list(tracked.values())):
+            tracked[len(tracked) and max(tracked.keys()) + 1] = instance
+
+    @functools.wraps(plain_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, *args, **kwargs)
+        note(self)
+        if then is not None:
+            then()
+
+    cls.__init__ = init
+
+
+# ------------------------------------------------------------------------------- saves and loads
+
+
+def _checkpoint_hooks(watch: Watch, recorder: Recorder) -> None:
+    for name in ("save", "async_save"):
+        _wrap_everywhere(dcp, "state_dict_saver", name, _saver(name, watch, recorder))
+    _wrap_everywhere(dcp, "state_dict_loader", "load", _loader("load", watch, recorder))
+    torch.save = _saver("torch.save", watch, recorder)(torch.save)
+    torch.load = _loader("torch.load", watch, recorder)(torch.load)
+    torch.serialization.save, torch.serialization.load = torch.save, torch.load
+
+
+def _wrap_everywhere(package: Any, module: str, name: str, wrap: Callable[[Any], Any]) -> None:
+    wrapped = wrap(getattr(package, name))
+    setattr(package, name, wrapped)
+    setattr(getattr(package, module), name, wrapped)
+
+
+def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
+    """Wrap a save call: state at its beginning, facts around it, its future remembered."""
+    sample = recorder.guarded(watch.saving)
+
+    def before(path: str) -> None:
+        if threading.current_thread() is threading.main_thread() and watch.optimizers:
+            sample()
+        recorder.record("save_begin", call=name, path=path)
+
+    def after(result: Any) -> None:
+        if name == "async_save":
+            watch.pending_saves.append(result)
+
+    return _timed("save", name, watch, recorder, before, after)
+
+
+def _loader(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
+    def before(path: str) -> None:
+        recorder.record("load_begin", call=name, path=path)
+
+    return _timed("load", name, watch, recorder, before, lambda _result: None)
+
+
+def _timed(
+    kind: str,
+    name: str,
+    watch: Watch,
+    recorder: Recorder,
+    before: Callable[[str], None],
+    after: Callable[[Any], None],
+) -> Callable[[Any], Any]:
+    """Only the outermost call of a thread is recorded: DCP itself calls torch.save
+    and torch.load.
+    """
+    before, after = recorder.guarded(before), recorder.guarded(after)
+
+    def wrap(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(_depth, "storage", False):
+                return plain(*args, **kwargs)
+            path = _path(name, args, kwargs)
+            before(path)
+            phase, watch.phase = watch.phase, kind
+            _depth.storage = True
+            began = time.perf_counter()
+            try:
+                result = plain(*args, **kwargs)
+            except BaseException as error:
+                recorder.record_durably(
+                    "refused", during=kind, call=name, path=path, error=chain(error)
+                )
+                raise
+            finally:
+                _depth.storage = False
+            watch.phase = phase
+            recorder.record_durably(
+                f"{kind}_end", call=name, path=path, took_s=round(time.perf_counter() - began, 6)
+            )
+            after(result)
+            return result
+
+        return call
+
+    return wrap
+
+
+def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The folder or file that a save or load names, absolute; empty when it is a plain stream."""
+    if name == "torch.save":
+        target = kwargs.get("f", args[1] if len(args) > 1 else None)
+    elif name == "torch.load":
+        target = kwargs.get("f", args[0] if args else None)
+    else:
+        holder = kwargs.get("storage_writer") or kwargs.get("storage_reader")
+        target = kwargs.get("checkpoint_id") or getattr(holder, "path", None)
+    if not isinstance(target, (str, os.PathLike)):
+        target = getattr(target, "name", None)  # an open file knows its path
+    return os.path.abspath(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else ""
+
+
+def _process_group_hook(_watch: Watch, recorder: Recorder) -> None:
+    plain = torch.distributed.init_process_group
+
+    @functools.wraps(plain)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        note()
+        return result
+
+    @recorder.guarded
+    def note() -> None:
+        group = torch.distributed
+        recorder.record(
+            "process_group", backend=group.get_backend(), world_size=group.get_world_size()
+        )
+
+    torch.distributed.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group

@@ -1,0 +1,124 @@
+"""Find the job's models and give every parameter the name it would have without any wrapper.
+
+The models are found through the garbage collector once an optimizer exists (global module hooks
+would disturb `torch.compile`): every live module that is no other module's child is a root. DDP,
+FSDP, `torch.compile` and activation checkpointing insert name parts; they are stripped, and which
+ones were seen is recorded, because a checkpoint whose keys carry them is a classic silent failure.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module")
+
+
+@dataclass
+class Roots:
+    """The models of the job. `label` is empty for the first, so that ordinary names stay short."""
+
+    found: list[tuple[str, Any]] = field(default_factory=list)  # (label, weak reference)
+    wrappers: set[str] = field(default_factory=set)
+
+    @property
+    def modules(self) -> list[tuple[str, Any]]:
+        """(label, module) of those still alive."""
+        alive = [(label, reference()) for label, reference in self.found]
+        return [(label, module) for label, module in alive if module is not None]
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(canonical name, parameter), a tied parameter under each of its names."""
+        for label, module in self.modules:
+            for name, tensor in module.named_parameters(remove_duplicate=False):
+                yield label + self._canonical(name, module), tensor
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """(canonical name, buffer, whether it is persistent)."""
+        for label, module in self.modules:
+            for prefix, child in module.named_modules():
+                hidden: set[str] = getattr(child, "_non_persistent_buffers_set", set())
+                for name, tensor in child._buffers.items():
+                    if tensor is not None:
+                        path = f"{prefix}.{name}" if prefix else name
+                        yield label + self._canonical(path, module), tensor, name not in hidden
+
+    def parameter_names(self) -> dict[int, str]:
+        """id(parameter) -> its first canonical name."""
+        names: dict[int, str] = {}
+        for name, tensor in self.parameters():
+            names.setdefault(id(tensor), name)
+        return names
+
+    def _canonical(self, name: str, module: Any) -> str:
+        parts = []
+        for part in name.split("."):
+            if part in WRAPPER_PARTS and _is_wrapper_part(part, module):
+                self.wrappers.add(part)
+            else:
+                parts.append(part)
+        return ".".join(parts)
+
+
+def find_roots(optimized: set[int]) -> Roots:
+    """Every live root module that has state, those that hold `optimized` parameters first.
+
+    `optimized` holds the ids of the optimizers' parameters.
+    """
+    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+    children = {
+        id(child)
+        for module in modules
+        for child in module.__dict__.get("_modules", {}).values()
+        if child is not None
+    }
+    roots = [m for m in modules if id(m) not in children and _has_state(m)]
+    roots.sort(key=lambda m: 0 if any(id(p) in optimized for p in m.parameters()) else 1)
+    return Roots([(label, weakref.ref(module)) for label, module in _labelled(roots)])
+
+
+def unwrapped(module: Any) -> Any:
+    """The user's module inside DDP, FSDP1 and torch.compile wrappers."""
+    while True:
+        inner = None
+        for part in WRAPPER_PARTS:
+            child = module.__dict__.get("_modules", {}).get(part)
+            if child is not None and len(module._modules) == 1:
+                inner = child
+        if inner is None:
+            return module
+        module = inner
+
+
+def _labelled(roots: list[Any]) -> list[tuple[str, Any]]:
+    labelled: list[tuple[str, Any]] = []
+    used: dict[str, int] = {}
+    for position, module in enumerate(roots):
+        name = type(unwrapped(module)).__name__
+        used[name] = used.get(name, 0) + 1
+        number = f"#{used[name]}" if used[name] > 1 else ""
+        labelled.append(("" if position == 0 else f"{name}{number}:", module))
+    return labelled
+
+
+def _has_state(module: Any) -> bool:
+    if "_parameters" not in module.__dict__:
+        return False
+    for child in module.modules():
+        if any(p is not None for p in child._parameters.values()):
+            return True
+        if any(b is not None for b in child._buffers.values()):
+            return True
+    return False
+
+
+def _is_wrapper_part(part: str, root: Any) -> bool:
+    """`module` is also an honest attribute name: strip it only where a wrapper put it."""
+    if part != "module":
+        return True
+    return unwrapped(root) is not root

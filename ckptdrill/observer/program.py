@@ -1,0 +1,109 @@
+"""Run the user's program exactly as `python program.py args…` or `python -m module args…` would.
+
+The module object, `sys.argv` and `sys.path[0]` are those of a plain start, so that pickles of
+`__main__` classes, `if __name__ == "__main__"` and spawned workers behave as without the observer.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import runpy
+import sys
+import types
+from typing import Any
+
+
+def run(arguments: list[str]) -> None:
+    """Run `PROGRAM args…` or `-m MODULE args…`; whatever the program raises comes out."""
+    if arguments[:1] == ["-m"]:
+        _run_module(arguments[1], arguments[2:])
+    else:
+        _run_file(arguments[0], arguments[1:])
+
+
+def _run_file(path: str, arguments: list[str]) -> None:
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    sys.modules["__main__"] = main
+    with open(path, "rb") as stream:
+        code = compile(stream.read(), path, "exec")
+    exec(code, main.__dict__)  # noqa: S102 - running the user's program is the purpose
+
+
+def _run_module(module: str, arguments: list[str]) -> None:
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def loop_counters(frame: Any, limit: int = 48) -> dict[str, int]:
+    """Whole numbers in the frames of the user's own code, from `frame` outwards.
+
+    A training loop keeps its step and epoch in some local, in `self`, or in a small state object;
+    which of them counts steps shows itself when two runs are laid side by side. Returns
+    `{"train.step": 5, "Trainer.epoch": 1}`.
+    """
+    found: dict[str, int] = {}
+    while frame is not None and len(found) < limit:
+        if _is_users(frame.f_code.co_filename):
+            _collect(frame, found)
+        frame = frame.f_back
+    return dict(list(found.items())[:limit])
+
+
+_OPTIMIZED = 0x1  # the code flag of functions: their f_locals is a copy, never the real namespace
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in (os.path.dirname(os.__file__), os.path.dirname(__file__))
+)
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    path = os.path.realpath(filename)
+    return not path.startswith(_LIBRARIES) and f"{os.sep}site-packages{os.sep}" not in path
+
+
+def _collect(frame: Any, found: dict[str, int]) -> None:
+    variables = frame.f_locals
+    where = "" if frame.f_code.co_name == "<module>" else frame.f_code.co_name + "."
+    try:
+        for name, value in list(variables.items()):
+            for key, number in _numbers(name, value):
+                label = key if name == "self" else where + key
+                found.setdefault(label, number)
+    finally:
+        # Up to Python 3.12 this dictionary is a cache that would keep the job's tensors alive.
+        if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
+            variables.clear()
+
+
+def _numbers(name: str, value: Any, depth: int = 0) -> list[tuple[str, int]]:
+    """The whole numbers behind one name: itself, a small dict's, or those of a
+    user's own object.
+    """
+    if name.startswith("__") or name.isupper():
+        return []
+    if type(value) is int:
+        return [(name, value)] if abs(value) < 2**53 else []
+    if depth < 3 and type(value) is dict and len(value) <= 64:
+        pairs = [(f"{name}[{key}]", item) for key, item in value.items() if isinstance(key, str)]
+        return [pair for key, item in pairs for pair in _numbers(key, item, depth + 2)]
+    if depth < 3 and type(value).__module__ == "__main__":
+        label = type(value).__name__ if name == "self" else name
+        return [
+            pair
+            for key, item in _fields(value)
+            for pair in _numbers(f"{label}.{key}", item, depth + 1)
+        ]
+    return []
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    slots = [key for key in getattr(type(value), "__slots__", ()) if hasattr(value, key)]
+    return [*getattr(value, "__dict__", {}).items(), *((k, getattr(value, k)) for k in slots)][:64]

@@ -1,0 +1,171 @@
+"""Describe all the state of a training process as plain JSON, tensors by their digests.
+
+Weights and buffers by canonical name, optimizer state and hyper-parameters by parameter name,
+schedulers, scalers, and the random state of this rank. Nothing is moved between ranks: a sharded
+tensor is described by its local shard with its place in the global tensor, and the judge adds up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from . import fingerprint
+from .names import Roots
+
+
+def describe(
+    roots: Roots, optimizers: Iterable[Any], schedulers: Iterable[Any], scalers: Iterable[Any]
+) -> dict[str, Any]:
+    """The whole state; see the functions below for each part."""
+    names = roots.parameter_names()
+    optimizers = list(optimizers)
+    with torch.no_grad():
+        return {
+            "weights": {name: _entry(p) for name, p in roots.parameters()},
+            "buffers": {name: _entry(b) for name, b, _ in roots.buffers()},
+            "optimizer": _optimizer_state(optimizers, names),
+            "groups": [_groups(optimizer, names) for optimizer in optimizers],
+            "schedulers": [_plain_state(s, optimizers) for s in schedulers],
+            "scalers": [plain(s.state_dict()) for s in scalers],
+        }
+
+
+def kinds(roots: Roots) -> dict[str, Any]:
+    """What does not change from step to step: frozen and tied parameters, buffer persistence."""
+    by_id: dict[int, list[str]] = {}
+    frozen = []
+    for name, parameter in roots.parameters():
+        by_id.setdefault(id(parameter), []).append(name)
+        if not parameter.requires_grad:
+            frozen.append(name)
+    return {
+        "frozen": frozen,
+        "tied": [group for group in by_id.values() if len(group) > 1],
+        "non_persistent": [name for name, _, persistent in roots.buffers() if not persistent],
+        "parameters": len(by_id),
+        "wrappers": sorted(roots.wrappers),
+        "classes": [type(module).__name__ for _, module in roots.modules],
+        "training": [module.training for _, module in roots.modules],
+    }
+
+
+def random_state() -> dict[str, str]:
+    """One digest per kind of generator: python, numpy (when in use), torch, each CUDA device."""
+    found = {
+        "python": _digest(repr(random.getstate()).encode()),
+        "torch": _digest(bytes(torch.get_rng_state().tolist())),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state(legacy=True)
+        found["numpy"] = _digest(repr((name, rest)).encode() + keys.tobytes())
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
+        state = torch.cuda.get_rng_state(device)
+        found["cuda"] = _digest(bytes(state.tolist()))
+    return found
+
+
+def learning_rates(optimizer: Any) -> list[Any]:
+    """The LR of every group, as the optimizer really uses it now."""
+    return [plain(group.get("lr")) for group in getattr(optimizer, "param_groups", [])]
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Any state leaf as JSON: exact floats, tensors as entries, callables and modules left out."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, torch.Tensor):
+        return _plain_tensor(value)
+    if depth > 8:
+        return f"<{type(value).__name__}>"
+    if isinstance(value, dict):
+        items = sorted(value.items(), key=lambda item: (type(item[0]).__name__, str(item[0])))
+        return {
+            repr(k) if not isinstance(k, str) else k: plain(v, depth + 1)
+            for k, v in items
+            if not callable(v)
+        }
+    if isinstance(value, (list, tuple, set, frozenset)):
+        ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        return [plain(item, depth + 1) for item in ordered]
+    if isinstance(value, bytes):
+        return f"bytes:{_digest(value)}"
+    if hasattr(value, "item") and getattr(value, "size", 0) == 1:  # NumPy scalars
+        return plain(value.item(), depth + 1)
+    if hasattr(value, "tobytes"):
+        return f"{value.dtype}{list(value.shape)}:{_digest(value.tobytes())}"
+    return f"<{type(value).__name__}>"
+
+
+def _plain_tensor(tensor: torch.Tensor) -> Any:
+    """Single numbers as numbers, so that a person can read `step 5`; everything
+    else as an entry.
+    """
+    local = getattr(tensor, "_local_tensor", tensor)
+    if local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
+        return plain(local.item())
+    return _entry(tensor)
+
+
+def _entry(tensor: torch.Tensor) -> Any:
+    """The entry of a tensor; what has no bytes to digest (meta, sparse) is named as such."""
+    try:
+        return fingerprint.entry(tensor)
+    except TypeError as error:
+        return f"<not digested: {error}>"
+
+
+def _optimizer_state(optimizers: list[Any], names: dict[int, str]) -> dict[str, Any]:
+    """`{"embed.weight.exp_avg": entry, "embed.weight.step": 5.0}`; a later
+    optimizer is prefixed.
+    """
+    found: dict[str, Any] = {}
+    for position, optimizer in enumerate(optimizers):
+        prefix = f"optimizer{position}:" if position else ""
+        state = getattr(optimizer, "state", {})
+        for name, parameter in _members(optimizer, names):
+            for key, value in (state.get(parameter, {}) or {}).items():
+                found[f"{prefix}{name}.{key}"] = plain(value)
+    return found
+
+
+def _members(optimizer: Any, names: dict[int, str]) -> list[tuple[str, Any]]:
+    return [
+        (names.get(id(parameter), f"group{g}[{p}]"), parameter)
+        for g, group in enumerate(getattr(optimizer, "param_groups", []))
+        for p, parameter in enumerate(group["params"])
+    ]
+
+
+def _groups(optimizer: Any, names: dict[int, str]) -> list[dict[str, Any]]:
+    groups = []
+    for g, group in enumerate(getattr(optimizer, "param_groups", [])):
+        members = [names.get(id(p), f"group{g}[{i}]") for i, p in enumerate(group["params"])]
+        values = {k: plain(v) for k, v in group.items() if k != "params" and not callable(v)}
+        groups.append({"members": members, "hyper": values})
+    return groups
+
+
+def _plain_state(scheduler: Any, optimizers: list[Any]) -> dict[str, Any]:
+    """The scheduler's own state, and which optimizer it drives (-1: one nobody steps)."""
+    driven = getattr(scheduler, "optimizer", None)
+    position = next((i for i, o in enumerate(optimizers) if o is driven), -1)
+    return {
+        "class": type(scheduler).__name__,
+        "drives": position,
+        "state": plain(scheduler.state_dict()),
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,214 @@
+"""Turn events into training steps: the one place that knows where in the loop the job is.
+
+A *training step* is an optimizer step with a backward before it; `get_state_dict` itself calls
+`optimizer.step()` to materialise state, and that is none. Jobs with several optimizers close a step
+when one of them comes round again. The loop *has come around* at the first forward (or, for loops
+that never call a module, the first backward) after a step: saves, logs and schedulers of that step
+are done, nothing of the next has happened. That is where state is sampled and where a launch ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from . import batches, names, program, state
+from .facts import Recorder, leave
+
+
+class Watch:
+    """The state of the loop, fed by the hooks."""
+
+    def __init__(self, recorder: Recorder, launch: dict[str, Any]) -> None:
+        self.recorder = recorder
+        self.folder = launch["folder"]
+        self.world_size = int(launch["world_size"])
+        self.stop_step = launch.get("stop_step")
+        self.sample_steps = {0, *launch.get("sample_steps", ())}
+        self.agree_timeout_s = float(launch.get("agree_timeout_s", 60.0))
+        self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.schedulers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.scalers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.pending_saves: list[Any] = []
+        self.phase = "start"
+        self._roots: names.Roots | None = None
+        self._losses: list[tuple[torch.Tensor, Any]] = []
+        self._micro_batches = 0
+        self._backward_seen = False
+        self._came_around = False
+        self._this_round: set[int] = set()
+        self._last_round: set[int] = set()
+        self._scales: dict[int, Any] = {}
+        self._trained: dict[int, bool] = {}
+        self._sampled: tuple[int, str] = (-1, "")
+        self.optimizer_events = 0
+
+    # ---------------------------------------------------------------- events, in loop order
+
+    def forward(self, module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """A module is called while forward is being waited for; True when it is a
+        training step's.
+        """
+        if not (module.training and torch.is_grad_enabled() and self._is_trained(module)):
+            return False
+        self._come_around("forward")
+        rows = batches.row_hashes((inputs, named))
+        self.recorder.record("batch", micro=self._micro_batches, rows=rows)
+        return True
+
+    def scaled(self, outputs: Any, scaler: Any) -> None:
+        """A GradScaler made this loss: remember by what, so that the recorded loss is the real
+        one.
+        """
+        if isinstance(outputs, torch.Tensor):
+            self._scales[id(outputs)] = getattr(scaler, "_scale", None)
+
+    def backward(self, tensors: Any) -> None:
+        """The outermost backward call begins: its scalar roots are the loss of a micro-batch."""
+        self._come_around("backward")
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        for root in roots:
+            if isinstance(root, torch.Tensor) and root.numel() == 1:
+                scale = self._scales.get(id(root))
+                self._losses.append((root.detach().clone(), scale))
+        self._scales.clear()
+        self._micro_batches += 1
+        self._backward_seen = True
+
+    def stepped(self, optimizer: Any, skipped: bool = False) -> None:
+        """An optimizer has stepped (or its scaler skipped the step because of an overflow)."""
+        self.optimizer_events += 1
+        if not self._backward_seen:
+            return
+        position = self._position(optimizer)
+        if not self._this_round or position in self._this_round:
+            self._last_round = self._this_round or {position}
+            self._this_round = set()
+            self.recorder.step += 1
+        self._this_round.add(position)
+        self._came_around = False
+        self.recorder.record(
+            "stepped",
+            optimizer=position,
+            lr=state.learning_rates(optimizer),
+            losses=self._read_losses(),
+            micro_batches=self._micro_batches,
+            counters=program.loop_counters(sys._getframe()),
+            **({"skipped": True} if skipped else {}),
+        )
+        self._losses.clear()
+        self._micro_batches = 0
+        self._backward_seen = False
+        self.phase = "train"
+
+    def saving(self) -> None:
+        """A save begins: the state the job believes it is saving, once per step."""
+        if self._sampled != (self.recorder.step, "save"):
+            self.sample("save")
+
+    def optimizer_made(self) -> None:
+        """A new optimizer: what is trained must be looked up again."""
+        self._trained.clear()
+        self._roots = None
+
+    # ---------------------------------------------------------------- samples and the end
+
+    def sample(self, moment: str) -> None:
+        """Record the whole state under `moment` (`forward`, `save`, `backward`)."""
+        began = time.perf_counter()
+        # Walking every live object costs a fifth of a second, so it is done once per optimizer.
+        roots = self._roots = self._roots or names.find_roots(self._optimized())
+        facts = state.describe(
+            roots,
+            self._in_order(self.optimizers),
+            self._in_order(self.schedulers),
+            self._in_order(self.scalers),
+        )
+        self.recorder.record("roots", **state.kinds(roots))
+        self.recorder.record(
+            "state", at=moment, **facts, took_s=round(time.perf_counter() - began, 6)
+        )
+        self.recorder.record("rng", at=moment, kinds=state.random_state())
+        self._sampled = (self.recorder.step, moment)
+
+    def _come_around(self, moment: str) -> None:
+        if self._came_around or not self._this_round >= self._last_round:
+            return
+        self._came_around = True
+        step = self.recorder.step
+        if step in self.sample_steps:
+            self.sample(moment)
+        if self.stop_step is not None and step >= self.stop_step:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Leave when every rank has come this far; the ranks agree through files,
+        not collectives.
+        """
+        self._finish_saves()
+        agreed = _agree(
+            os.path.join(self.folder, "agree"),
+            self.recorder.rank,
+            self.world_size,
+            self.agree_timeout_s,
+        )
+        self.recorder.record_durably("stopped", agreed=agreed)
+        leave(0)
+
+    def _finish_saves(self) -> None:
+        """A real job would have gone on while an asynchronous save completes."""
+        for future in self.pending_saves:
+            try:
+                getattr(future, "upload_completion", future).result(timeout=self.agree_timeout_s)
+            except BaseException as error:
+                self.recorder.failed("waiting for an asynchronous save", error)
+
+    # ---------------------------------------------------------------- helpers
+
+    def _read_losses(self) -> list[float]:
+        values = []
+        for loss, scale in self._losses:
+            value = float(loss)
+            values.append(value / float(scale) if scale is not None else value)
+        return values
+
+    def _is_trained(self, module: Any) -> bool:
+        known = self._trained.get(id(module))
+        if known is None:
+            optimized = self._optimized()
+            known = any(id(p) in optimized for p in module.parameters())
+            self._trained[id(module)] = known
+        return known
+
+    def _optimized(self) -> set[int]:
+        return {
+            id(parameter)
+            for optimizer in self._in_order(self.optimizers)
+            for group in getattr(optimizer, "param_groups", [])
+            for parameter in group["params"]
+        }
+
+    def _position(self, optimizer: Any) -> int:
+        known = self._in_order(self.optimizers)
+        return next((i for i, o in enumerate(known) if o is optimizer), -1)
+
+    @staticmethod
+    def _in_order(tracked: Any) -> list[Any]:
+        return [tracked[key] for key in sorted(tracked.keys()) if key in tracked]
+
+
+def _agree(folder: str, rank: int, world_size: int, timeout_s: float) -> bool:
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, f"rank{rank}"), "wb"):
+        pass
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if len(os.listdir(folder)) >= world_size:
+            return True
+        time.sleep(0.005)
+    return False

@@ -1,0 +1,77 @@
+"""The effects of the packet: read a run folder, write the derived files into it.
+
+What cannot be read never stops the packet, since a run that went badly is the one people look at:
+the cell is shown without it, and says so. The list of checksums is written last, so that it covers
+everything else; until then the folder fails verification, as it should.
+"""
+
+from __future__ import annotations
+
+from ckptdrill import store
+from ckptdrill.errors import UserError
+from ckptdrill.model import JsonValue
+from ckptdrill.packet import html, machine, markdown
+from ckptdrill.packet.view import PacketView, StoredCell, build
+from ckptdrill.store import RunFolder
+
+
+def write(run: RunFolder) -> None:
+    """Derive index.html, packet.json and packet.md from the stored files, then the checksums.
+
+    Raises UserError when run.json cannot be read or the folder cannot be written.
+    """
+    view = read(run)
+    store.write_atomic(run.root / "packet.json", machine.render(view))
+    store.write_atomic(run.root / "packet.md", markdown.render(view))
+    store.write_atomic(run.root / "index.html", html.render(view))
+    store.write_manifest(run.root)
+
+
+def read(run: RunFolder) -> PacketView:
+    """Everything stored about a run, as the object that is rendered.
+
+    Raises UserError when run.json is missing or is not a JSON object.
+    """
+    about = store.read_json(run.run_json)
+    if not isinstance(about, dict):
+        raise UserError(f"{run.run_json} holds no JSON object", hint="is this the folder of a run?")
+    folder = run.root / "cells"
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    return build(about, [_read_cell(run, name) for name in names])
+
+
+def _read_cell(run: RunFolder, cell_id: str) -> StoredCell:
+    folder = run.root / "cells" / cell_id
+    problems: list[str] = []
+    plan = _read_optional(run, f"cells/{cell_id}/plan.json", problems)
+    return StoredCell(
+        id=cell_id,
+        plan=plan,
+        verdict=_read_optional(run, f"cells/{cell_id}/verdict.json", problems),
+        damage=_read_damage(run, plan, problems),
+        replayable=(folder / "repro.sh").is_file(),
+        problems=tuple(problems),
+    )
+
+
+def _read_damage(run: RunFolder, plan: JsonValue, problems: list[str]) -> JsonValue:
+    damage = plan.get("damage") if isinstance(plan, dict) else None
+    if not isinstance(damage, dict):
+        return None
+    try:
+        path = run.damage(str(damage.get("id")))
+    except UserError:
+        return None
+    return _read_optional(run, path.relative_to(run.root).as_posix(), problems)
+
+
+def _read_optional(run: RunFolder, name: str, problems: list[str]) -> JsonValue:
+    """None where there is no such file; where there is and it cannot be read, that is a problem."""
+    path = run.root / name
+    if not path.exists():
+        return None
+    try:
+        return store.read_json(path)
+    except (UserError, OSError, RecursionError):
+        problems.append(f"{name} cannot be read")
+        return None

@@ -1,0 +1,118 @@
+"""`index.html`: the packet as one self-contained page. Pure.
+
+Every value goes through autoescaping templates and is never joined to markup anywhere else. The
+page asks nobody for anything: a content policy allows its one style sheet and its one script, both
+named by their hash, and no connection at all.
+
+Up to `INLINE_CELLS` cells the page is complete without its script, which then only filters and
+opens. Above that the same fragments are packed (JSON, gzip, base64) and the script unpacks one when
+its cell is opened or the page is printed: a thousand cells would otherwise be some 15 MB.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from ckptdrill.model import Held, VerdictWord
+from ckptdrill.packet import plots, text
+from ckptdrill.packet.view import CellView, PacketView
+
+INLINE_CELLS = 100
+_TEMPLATES = Path(__file__).with_name("templates")
+_KINDS = ("diverged", "unsupported", "unproven", "pass")
+_MARKS = {
+    Held.HELD: "pass",
+    Held.BROKEN: "unsupported",
+    Held.NOT_OBSERVED: "unproven",
+    Held.NOT_EXERCISED: "unproven",
+    Held.OUT_OF_SCOPE: "scope",
+}
+_MEANINGS = {
+    "pass": "the drill ran, and what it claims held, with evidence",
+    "unproven": "no executed test, or the evidence is incomplete: blocks a migration",
+    "unsupported": "refused, crashed, hung or excluded: it fails where one can see it",
+    "diverged": "it ran on as another training, and nothing said so",
+}
+
+
+def render(view: PacketView) -> str:
+    """The text of index.html, ending with a line feed."""
+    environment = _environment()
+    fragment = environment.get_template("cell.html.j2")
+    packed = len(view.cells) > INLINE_CELLS
+    bodies = [
+        Markup(fragment.render(cell=cell, plots=plots.of_cell(cell)))  # noqa: S704 - autoescaped
+        for cell in view.cells
+    ]
+    style, script = _asset("page.css"), _asset("page.js")
+    return environment.get_template("page.html.j2").render(
+        view=view,
+        bodies=None if packed else bodies,
+        packed=_pack(bodies) if packed else "",
+        words=tuple(VerdictWord),
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "visible": text.visible,
+        "seconds": text.seconds,
+        "counted": text.counted,
+        "link_target": text.link_target,
+    }
+    environment.globals |= {
+        "kind": _kind,
+        "marks": _MARKS,
+        "meanings": _MEANINGS,
+        "plot_width": plots.WIDTH,
+        "plot_height": plots.HEIGHT,
+    }
+    return environment
+
+
+def _kind(cell: CellView) -> str:
+    """The style class, shape and filter of a cell."""
+    return _KINDS[cell.severity]
+
+
+def _asset(name: str) -> Markup:
+    """A file of ours, which goes into the page as it is."""
+    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"style-src {_source_of(style)}; script-src {_source_of(script)}"
+    )
+
+
+def _source_of(content: str) -> str:
+    """How a content policy names an inline element."""
+    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _pack(bodies: list[Markup]) -> str:
+    plain = json.dumps([str(body) for body in bodies]).encode()
+    return base64.b64encode(gzip.compress(plain, mtime=0)).decode()

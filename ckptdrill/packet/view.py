@@ -1,0 +1,558 @@
+"""What a packet says, as one frozen object. Pure: no file, no clock, and no verdict made here.
+
+`build` takes run.json and the stored plan and verdict of every cell, in any order. Each cell is
+decoded on its own, so that one damaged file costs one cell: without a readable verdict a cell is
+Unproven, whatever else is known about it. Then the cells are put in order, worst first, counted,
+summed up in one sentence and laid out as a grid of source and target against drill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, worst
+from ckptdrill.model import (
+    Cell,
+    Check,
+    Claim,
+    Expectation,
+    Item,
+    JsonValue,
+    Launch,
+    Plan,
+    Reason,
+    Topology,
+    Verdict,
+    VerdictWord,
+    from_json,
+)
+from ckptdrill.packet import text
+
+PHASES = ("read", "deserialize", "reshard", "initialize", "validate")
+_RECORDED = ("versions", "environments", "launcher", "guard", "node", "source_unchanged")
+_ENVIRONMENT_COLUMNS = ("python", "torch", "cuda")
+_RANK_FACT = re.compile(r"launches/([^/]+)/(rank\d+)\.jsonl:(\d+)")
+# What decoding a file of another shape, or of a newer ckptdrill, raises.
+_NOT_A_NOUN = (TypeError, ValueError, KeyError, IndexError, AttributeError)
+
+
+# --------------------------------------------------------------------------------------------------
+# What goes in
+
+
+@dataclass(frozen=True)
+class StoredCell:
+    """The files of one cell as JSON values; None where a file is missing or could not be read."""
+
+    id: str
+    plan: JsonValue = None
+    verdict: JsonValue = None
+    damage: JsonValue = None
+    replayable: bool = False
+    problems: tuple[str, ...] = ()
+
+
+# --------------------------------------------------------------------------------------------------
+# What comes out
+
+
+@dataclass(frozen=True)
+class FactRef:
+    """A cited fact.
+
+    `file` is the path to link to, None when the ref is not one of this folder. `label` is short
+    enough for a table: `restore rank0:12`, or the ref itself.
+    """
+
+    ref: str
+    file: str | None
+    label: str
+
+
+@dataclass(frozen=True)
+class CheckView:
+    """One row of the state inventory."""
+
+    item: Item
+    status: str
+    summary: str
+    subjects: tuple[str, ...]
+    details: tuple[str, ...]
+    next_move: str
+    facts: tuple[FactRef, ...]
+    numbers: Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True)
+class LaunchView:
+    """One launch of a cell, by the part that it plays."""
+
+    part: str
+    id: str
+    topology: str
+    environment: str
+    stop_step: int
+    restores: str
+
+
+@dataclass(frozen=True)
+class DamagedFile:
+    """One file of a damaged copy; hashes are empty where the record has none."""
+
+    file: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class DamageView:
+    """A planned damage and what its record says. No files: the damage left no record."""
+
+    id: str
+    kind: str
+    files: tuple[DamagedFile, ...]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Where a restore spent its time, in seconds. Phases in `merged` could not be told apart."""
+
+    seconds: tuple[tuple[str, float], ...]
+    missing: tuple[str, ...]
+    merged: tuple[str, ...]
+    wall_s: float | None
+
+
+@dataclass(frozen=True)
+class CellView:
+    """One cell: what it is, what was found, and what that rests on."""
+
+    id: str
+    word: VerdictWord
+    reason: Reason
+    explanation: str
+    claim: str
+    source: str
+    target: str
+    drill: str
+    parameters: tuple[tuple[str, str], ...]
+    planned: bool
+    blame_item: Item | None
+    blame_subject: str | None
+    next_move: str
+    checks: tuple[CheckView, ...]
+    not_judged: tuple[Item, ...]
+    facts: tuple[FactRef, ...]
+    expected: bool
+    expectation: Expectation | None
+    launches: tuple[LaunchView, ...]
+    damage: DamageView | None
+    phases: Phases | None
+    replay: str | None
+    cell: Cell | None = field(repr=False, default=None)
+
+    @property
+    def severity(self) -> int:
+        """0 diverged, 1 otherwise Unsupported, 2 Unproven, 3 Pass."""
+        if self.word is VerdictWord.UNSUPPORTED:
+            return 0 if self.reason is Reason.DIVERGED else 1
+        return 2 if self.word is VerdictWord.UNPROVEN else 3
+
+    @property
+    def route(self) -> str:
+        """`fsdp4 → fsdp2`."""
+        return f"{self.source} → {self.target}"
+
+    @property
+    def address(self) -> str:
+        """`fsdp4 → fsdp2, dp-shrink`: how people name the cell; its id when nothing is known."""
+        return f"{self.route}, {self.drill}" if self.cell else self.id
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """One source and target; a tuple of cells for every drill of the grid."""
+
+    source: str
+    target: str
+    cells: tuple[tuple[CellView, ...], ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Source and target against drill; rows with the worst cell first."""
+
+    drills: tuple[str, ...]
+    rows: tuple[GridRow, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled list of names and values, as recorded."""
+
+    title: str
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The run itself: where, with what, and whether its source stayed as it was."""
+
+    matrix: str
+    status: str
+    started_utc: str
+    ended_utc: str
+    wall_s: float | None
+    command: str
+    git_head: str
+    source_unchanged: bool | None
+    launcher: str
+    sections: tuple[Section, ...]
+    environment_columns: tuple[str, ...]
+    environments: tuple[tuple[str, ...], ...]
+    missing: tuple[str, ...]
+    raw: Mapping[str, JsonValue] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PacketView:
+    """A whole packet. `cells` are sorted worst first."""
+
+    run: RunView
+    headline: str
+    counts: Mapping[VerdictWord, int]
+    diverged: int
+    unexpected: int
+    exit_code: ExitCode
+    exit_meaning: str
+    cells: tuple[CellView, ...]
+    grid: Grid
+
+
+# --------------------------------------------------------------------------------------------------
+# Building
+
+
+def build(run_json: Mapping[str, JsonValue], cells: Iterable[StoredCell]) -> PacketView:
+    """The view of a run from run.json and its stored cells; equal input gives an equal view."""
+    views = sorted(map(_cell, cells), key=lambda view: (view.severity, view.expected, view.id))
+    run = _run(run_json)
+    code = _exit_code(run, views)
+    return PacketView(
+        run=run,
+        headline=_headline(views),
+        counts={word: sum(view.word is word for view in views) for word in VerdictWord},
+        diverged=sum(view.severity == 0 for view in views),
+        unexpected=sum(not view.expected for view in views),
+        exit_code=code,
+        exit_meaning=EXIT_CODE_MEANING[code],
+        cells=tuple(views),
+        grid=_grid(views),
+    )
+
+
+def _headline(cells: Sequence[CellView]) -> str:
+    """The one sentence that a release manager reads."""
+    if not cells:
+        return "This run has no cells: nothing was proven."
+    passed = sum(cell.severity == 3 for cell in cells)
+    if passed == len(cells):
+        return "The one cell of this run is Pass." if passed == 1 else f"All {passed} cells Pass."
+    parts = [_diverged_part([cell for cell in cells if cell.severity == 0])]
+    refused = sum(cell.severity == 1 for cell in cells)
+    other = "more Unsupported" if parts[0] else "Unsupported"
+    parts.append(f"{refused} {other}" if refused else "")
+    unproven = sum(cell.severity == 2 for cell in cells)
+    parts.append(f"{unproven} Unproven" if unproven else "")
+    return f"{passed} of {text.counted(len(cells), 'cell')} Pass; " + _sentence(parts)
+
+
+def _diverged_part(diverged: Sequence[CellView]) -> str:
+    if not diverged:
+        return ""
+    first = diverged[0]
+    blame = f" ({first.blame_item})" if first.blame_item else ""
+    among = "" if len(diverged) == 1 else "first "
+    return f"{len(diverged)} diverged: {among}{first.address}{blame}"
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _exit_code(run: RunView, cells: Iterable[CellView]) -> ExitCode:
+    """What the run returned to the shell, by the same rule, from the verdicts alone."""
+    codes = [ExitCode.SOURCE_CHANGED] if run.source_unchanged is False else []
+    for cell in cells:
+        if not cell.expected and cell.word is VerdictWord.UNSUPPORTED:
+            codes.append(ExitCode.UNSUPPORTED)
+        if not cell.expected and cell.word is VerdictWord.UNPROVEN:
+            codes.append(ExitCode.UNPROVEN)
+    return worst(*codes)
+
+
+def _grid(cells: Sequence[CellView]) -> Grid:
+    """Cells come worst first, so the order in which rows are met is already theirs."""
+    drills = tuple(sorted({cell.drill for cell in cells}, key=_drill_order))
+    rows: dict[tuple[str, str], dict[str, list[CellView]]] = {}
+    for cell in cells:
+        by_drill = rows.setdefault((cell.source, cell.target), {})
+        by_drill.setdefault(cell.drill, []).append(cell)
+    return Grid(
+        drills,
+        tuple(
+            GridRow(source, target, tuple(tuple(found.get(drill, ())) for drill in drills))
+            for (source, target), found in rows.items()
+        ),
+    )
+
+
+def _drill_order(drill: str) -> tuple[bool, str]:
+    """The control of all others first."""
+    return drill != "baseline", drill
+
+
+# --------------------------------------------------------------------------------------------------
+# The run
+
+
+def _run(about: Mapping[str, JsonValue]) -> RunView:
+    started, ended = (_text_of(about.get(key)) for key in ("started_utc", "ended_utc"))
+    launcher = about.get("launcher")
+    unchanged = about.get("source_unchanged")
+    columns, rows = _environments(about.get("environments"))
+    argv = about.get("argv")
+    return RunView(
+        matrix=_text_of(about.get("matrix")) or "(unnamed matrix)",
+        status=_text_of(about.get("status")) or "unknown",
+        started_utc=started,
+        ended_utc=ended,
+        wall_s=text.between_s(started, ended),
+        command=shlex.join(map(str, argv)) if isinstance(argv, list) else "",
+        git_head=_text_of(about.get("git_head")),
+        source_unchanged=unchanged if isinstance(unchanged, bool) else None,
+        launcher=_text_of(launcher.get("used")) if isinstance(launcher, Mapping) else "",
+        sections=_sections(about),
+        environment_columns=columns,
+        environments=rows,
+        missing=tuple(key for key in _RECORDED if about.get(key) in (None, {}, "")),
+        raw=about,
+    )
+
+
+def _sections(about: Mapping[str, JsonValue]) -> tuple[Section, ...]:
+    titles = {
+        "versions": "Versions",
+        "launcher": "Launcher",
+        "guard": "Source guard",
+        "node": "Node",
+    }
+    return tuple(
+        Section(title, tuple(text.flatten(about[key])))
+        for key, title in titles.items()
+        if about.get(key)
+    )
+
+
+def _environments(
+    found: JsonValue,
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows of the table of environments, the usual columns first."""
+    if not isinstance(found, Mapping):
+        return (), ()
+    flat = {name: dict(text.flatten(versions)) for name, versions in sorted(found.items())}
+    present = {column for row in flat.values() for column in row if column}
+    usual = [column for column in _ENVIRONMENT_COLUMNS if column in present]
+    columns = (*usual, *sorted(present.difference(usual)))
+    rows = tuple(
+        (str(name), *(row.get(column, "–") for column in columns)) for name, row in flat.items()
+    )
+    return columns, rows
+
+
+def _text_of(value: JsonValue) -> str:
+    return "" if value is None else str(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# One cell
+
+
+def _cell(stored: StoredCell) -> CellView:
+    plan = _plan(stored.plan)
+    verdict = _verdict(stored, plan)
+    cell = plan.cell if plan else None
+    expectation = cell.expect if cell else None
+    launches = _launches(plan) if plan else ()
+    parts = {launch.id: launch.part for launch in launches}
+    return CellView(
+        id=stored.id,
+        word=verdict.word,
+        reason=verdict.reason,
+        explanation=verdict.explanation,
+        claim=verdict.claim,
+        source=_place(cell.source, cell.source_environment, cell) if cell else "unknown",
+        target=_place(cell.target, cell.target_environment, cell) if cell else "unknown",
+        drill=cell.drill if cell else "unknown",
+        parameters=tuple(text.flatten(cell.parameters)) if cell and cell.parameters else (),
+        planned=cell.planned if cell else False,
+        blame_item=verdict.blame_item,
+        blame_subject=verdict.blame_subject,
+        next_move=verdict.next_move,
+        checks=tuple(_check(check, parts) for check in verdict.checks),
+        not_judged=_not_judged(verdict),
+        facts=_fact_refs(verdict.facts, parts),
+        expected=_expected(stored, verdict, expectation),
+        expectation=expectation,
+        launches=launches,
+        damage=_damage(plan, stored.damage) if plan else None,
+        phases=_phases(verdict.numbers),
+        replay=f"cells/{stored.id}/repro.sh" if stored.replayable else None,
+        cell=cell,
+    )
+
+
+def _plan(data: JsonValue) -> Plan | None:
+    try:
+        return from_json(Plan, data)
+    except _NOT_A_NOUN:
+        return None
+
+
+def _verdict(stored: StoredCell, plan: Plan | None) -> Verdict:
+    """The stored verdict, or the only one that can be given without it."""
+    absent = stored.verdict is None and not any("verdict" in p for p in stored.problems)
+    if stored.verdict is not None:
+        with contextlib.suppress(*_NOT_A_NOUN):
+            return from_json(Verdict, stored.verdict)
+    return Verdict(
+        cell_id=stored.id,
+        claim=plan.claim if plan else Claim.CONTINUES,
+        word=VerdictWord.UNPROVEN,
+        reason=Reason.NOT_RUN if absent else Reason.HARNESS_ERROR,
+        explanation="no verdict was stored: the cell was planned and never judged"
+        if absent
+        else "the stored verdict cannot be read, so it proves nothing",
+        next_move="continue the run with --resume" if absent else "judge the stored run again",
+    )
+
+
+def _expected(stored: StoredCell, verdict: Verdict, expectation: Expectation | None) -> bool:
+    """As stored beside the verdict; by the same rule where the verdict is not the stored one."""
+    recorded = stored.verdict.get("expected") if isinstance(stored.verdict, Mapping) else None
+    if isinstance(recorded, bool) and verdict.word == stored.verdict.get("word"):
+        return recorded
+    return verdict.meets(expectation)
+
+
+def _place(topology: Topology, environment: str, cell: Cell) -> str:
+    """`fsdp4`, `prod (fsdp4)`; with the environment when the cell changes it."""
+    short = topology.short
+    name = topology.name if topology.name in {short, ""} else f"{topology.name} ({short})"
+    if cell.source_environment == cell.target_environment:
+        return name or short
+    return f"{name or short} @ {environment}"
+
+
+def _check(check: Check, parts: Mapping[str, str]) -> CheckView:
+    return CheckView(
+        item=check.item,
+        status=check.status,
+        summary=check.summary,
+        subjects=tuple(map(str, check.subjects)),
+        details=tuple(map(str, check.details)),
+        next_move=check.next_move,
+        facts=_fact_refs(check.facts, parts),
+        numbers=check.numbers,
+    )
+
+
+def _not_judged(verdict: Verdict) -> tuple[Item, ...]:
+    """Items without a row, where there are rows at all. Only a damage drill has one for damage."""
+    if not verdict.checks:
+        return ()
+    optional = set() if verdict.claim is Claim.DETECTS_DAMAGE else {Item.DAMAGE}
+    judged = {check.item for check in verdict.checks}
+    return tuple(item for item in Item if item not in judged | optional)
+
+
+def _fact_refs(refs: Iterable[JsonValue], parts: Mapping[str, str]) -> tuple[FactRef, ...]:
+    return tuple(
+        FactRef(ref, text.link_target(ref), _fact_label(ref, parts)) for ref in map(str, refs)
+    )
+
+
+def _fact_label(ref: str, parts: Mapping[str, str]) -> str:
+    found = _RANK_FACT.fullmatch(ref)
+    if found is None:
+        return ref.removeprefix("launches/")
+    return f"{parts.get(found[1], found[1])} {found[2]}:{found[3]}"
+
+
+def _launches(plan: Plan) -> tuple[LaunchView, ...]:
+    """Every launch once, under the first part that it plays."""
+    parts: dict[str, tuple[str, Launch]] = {}
+    baseline = "restore" if plan.baseline.id == plan.restore.id else "baseline"
+    named: list[tuple[str, Launch | None]] = [
+        ("source", plan.source),
+        *(("repeat", launch) for launch in plan.repeats),
+        ("control", plan.control),
+        (baseline, plan.baseline),
+        ("restore", plan.restore),
+    ]
+    for part, launch in named:
+        if launch is not None:
+            parts.setdefault(launch.id, (part, launch))
+    return tuple(_launch(part, launch) for part, launch in parts.values())
+
+
+def _launch(part: str, launch: Launch) -> LaunchView:
+    restores = launch.restores
+    damaged = " (damaged copy)" if restores and restores.damage_id else ""
+    return LaunchView(
+        part=part,
+        id=launch.id,
+        topology=launch.topology.short,
+        environment=launch.environment,
+        stop_step=launch.stop_step,
+        restores=f"step {restores.step} of {restores.launch_id}{damaged}" if restores else "",
+    )
+
+
+def _damage(plan: Plan, record: JsonValue) -> DamageView | None:
+    if plan.damage is None:
+        return None
+    about = record if isinstance(record, Mapping) else {}
+    files = about.get("files", [about] if about else [])
+    return DamageView(
+        id=plan.damage.id,
+        kind=plan.damage.kind,
+        files=tuple(_damaged_file(file) for file in files if isinstance(file, Mapping)),
+    )
+
+
+def _damaged_file(record: Mapping[str, JsonValue]) -> DamagedFile:
+    return DamagedFile(
+        file=_text_of(record.get("file") or record.get("path")),
+        before=_text_of(record.get("sha256_before") or record.get("before")),
+        after=_text_of(record.get("sha256_after") or record.get("after")),
+    )
+
+
+def _phases(numbers: Mapping[str, JsonValue]) -> Phases | None:
+    found = numbers.get("phases")
+    if not isinstance(found, Mapping):
+        return None
+    merged = found.get("merged")
+    wall_s = numbers.get("wall_s")
+    measured = tuple((name, found[name]) for name in PHASES if text.is_number(found.get(name)))
+    return Phases(
+        seconds=measured,
+        missing=tuple(name for name in PHASES if name not in dict(measured)),
+        merged=tuple(map(str, merged)) if isinstance(merged, list) else (),
+        wall_s=wall_s if text.is_number(wall_s) else None,
+    )

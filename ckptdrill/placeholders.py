@@ -1,0 +1,102 @@
+"""`{out}`, `{resume}`, `{world_size}` …: the only thing a job's command line learns from a drill.
+
+A template is checked when the matrix is read (`problem_in`), so that a misspelt placeholder never
+costs a launch, and filled when a launch is written (`fill`). `{{` and `}}` stand for the braces
+themselves, so that JSON can be passed as an argument.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from ckptdrill.errors import UserError
+from ckptdrill.model import Topology
+from ckptdrill.spelling import did_you_mean, listed
+
+PLACEHOLDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "out": "the folder for checkpoints of this launch; holds what is restored in place",
+        "resume": "the checkpoint to restore; empty text when the launch starts from scratch",
+        "step": "the step of that checkpoint; in `checkpoint`, the saved step",
+        "topology": "the name of the topology",
+        "world_size": "number of ranks",
+        "nodes": "number of nodes",
+        "ranks_per_node": "ranks on each node",
+        "dp": "data-parallel degree: replicas times shards",
+        "dp_replicate": "data-parallel replicas",
+        "dp_shard": "data-parallel shards",
+        "tp": "tensor-parallel degree",
+        "pp": "pipeline-parallel degree",
+        "cp": "context-parallel degree",
+        "ep": "expert-parallel degree",
+        "zero_stage": "ZeRO stage; the topology must declare it",
+        "jobs": "the folder of the shipped reference jobs",
+    }
+)
+_TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
+_LITERAL = {"{{": "{", "}}": "}"}
+
+
+def placeholder_values(
+    topology: Topology, *, out: Path | str, resume: Path | str | None, step: int | None
+) -> dict[str, object]:
+    """The value of every placeholder but `{jobs}`, which the matrix fills when it is read."""
+    axes = ("world_size", "nodes", "ranks_per_node", "dp", "dp_replicate", "dp_shard")
+    degrees = (*axes, "tp", "pp", "cp", "ep", "zero_stage")
+    return {
+        "out": out,
+        "resume": "" if resume is None else resume,
+        "step": step,
+        "topology": topology.name,
+        **{name: getattr(topology, name) for name in degrees},
+    }
+
+
+def used(template: str) -> set[str]:
+    """The placeholder names in `template`."""
+    tokens = _TOKEN.findall(template)
+    return {token[1:-1] for token in tokens if len(token) > 2}
+
+
+def problem_in(template: str, allowed: Collection[str] = PLACEHOLDERS.keys()) -> str | None:
+    """What is wrong with `template`, in words; None when every placeholder is allowed."""
+    for token in _TOKEN.findall(template):
+        if token in _LITERAL:
+            continue
+        if len(token) == 1:
+            return f"a lone {token!r}; write {token * 2!r} for the brace itself"
+        if token[1:-1] not in allowed:
+            near = did_you_mean(token[1:-1], allowed)
+            names = listed(f"{{{name}}}" for name in allowed)
+            return f"unknown placeholder {token}{near}; allowed: {names}; '{{{{' is a plain brace"
+    return None
+
+
+def fill(template: str, values: Mapping[str, object], where: str) -> str:
+    """`template` with every placeholder replaced by its value.
+
+    Raises UserError, naming `where`, for a placeholder that is unknown or has no value (None).
+    """
+    problem = problem_in(template, values.keys())
+    if problem:
+        raise UserError(problem, where=where)
+    empty = sorted(name for name in used(template) if values[name] is None)
+    if empty:
+        raise UserError(f"{{{empty[0]}}} has no value here", where=where, hint=_NO_VALUE_HINT)
+    return _TOKEN.sub(lambda token: _replacement(token[0], values), template)
+
+
+_NO_VALUE_HINT = "declare it (`zero_stage` of the topology), or leave the placeholder out"
+
+
+def fill_only(template: str, name: str, value: str) -> str:
+    """`template` with `{name}` replaced, and everything else, escapes included, left as it is."""
+    escaped = value.replace("{", "{{").replace("}", "}}")
+    return _TOKEN.sub(lambda t: escaped if t[0] == f"{{{name}}}" else t[0], template)
+
+
+def _replacement(token: str, values: Mapping[str, object]) -> str:
+    return _LITERAL.get(token) or str(values[token[1:-1]])

@@ -1,0 +1,126 @@
+"""Cells to one list of plans whose launches are shared. Pure: nothing is started or read here.
+
+Process start is the cost of a drill, so cells share what they can: one source run per source
+topology, its repeats, one uninterrupted control per target topology, one same-topology restore that
+is the control of every verdict. A drill file says which of them it needs through `SharedLaunches`;
+two cells that ask for the same launch get the same id, and the schedule runs an id once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptdrill import drill as drill_files
+from ckptdrill.errors import UserError
+from ckptdrill.model import Cell, Checkpoint, Claim, Damage, Launch, Plan, Role, Step, Topology
+
+if TYPE_CHECKING:
+    from ckptdrill.matrix import Matrix
+
+
+@dataclass(frozen=True)
+class SharedLaunches:
+    """The launches every drill builds upon, named so that equal ones coincide."""
+
+    restore_step: int
+    end_step: int
+    repeats: int
+
+    def source(self, topology: Topology, environment: str) -> Launch:
+        """The run that saves and goes on: its continuation is the reference trajectory."""
+        name = f"source.{_place(topology, environment)}"
+        return Launch(name, Role.SOURCE, topology, environment, self.end_step)
+
+    def repeat(self, topology: Topology, environment: str, number: int) -> Launch:
+        """The source run once more: what does not repeat itself cannot be held
+        against a restore.
+        """
+        name = f"repeat{number}.{_place(topology, environment)}"
+        return Launch(name, Role.REPEAT, topology, environment, self.end_step)
+
+    def control(self, topology: Topology, environment: str) -> Launch:
+        """An uninterrupted run at the target: what the topology alone does to the loss."""
+        name = f"control.{_place(topology, environment)}"
+        return Launch(name, Role.CONTROL, topology, environment, self.end_step)
+
+    def restore(
+        self, checkpoint: Checkpoint, topology: Topology, environment: str, name: str
+    ) -> Launch:
+        """A fresh process restores `checkpoint` at a target topology and trains on."""
+        return Launch(name, Role.RESTORE, topology, environment, self.end_step, checkpoint)
+
+    def continues(
+        self, cell: Cell, damage: Damage | None = None, claim: Claim | None = None
+    ) -> Plan:
+        """The plan most drills want: source, repeats, both controls, and the drilled restore."""
+        source = self.source(cell.source, cell.source_environment)
+        checkpoint = Checkpoint(source.id, self.restore_step, damage.id if damage else None)
+        here = (cell.source, cell.source_environment)
+        there = (cell.target, cell.target_environment)
+        clean = Checkpoint(source.id, self.restore_step)
+        baseline = self.restore(clean, *here, f"restore.{_place(*here)}.baseline")
+        is_baseline = damage is None and _place(*here) == _place(*there)
+        return Plan(
+            cell=cell,
+            claim=claim or Claim.CONTINUES,
+            source=source,
+            repeats=tuple(self.repeat(*here, n) for n in range(1, self.repeats + 1)),
+            baseline=baseline,
+            restore=baseline
+            if is_baseline
+            else self.restore(checkpoint, *there, f"restore.{cell.id}"),
+            control=None if cell.source.same_layout(cell.target) else self.control(*there),
+            damage=damage,
+        )
+
+    def checkpoint_of(self, cell: Cell) -> Checkpoint:
+        """The undamaged checkpoint a cell restores."""
+        return Checkpoint(self.source(cell.source, cell.source_environment).id, self.restore_step)
+
+
+def plan_all(matrix: Matrix) -> tuple[Plan, ...]:
+    """One plan per cell, in the order of the matrix.
+
+    Raises UserError when two cells want different launches under one name.
+    """
+    shared = SharedLaunches(
+        restore_step=matrix.job.restore_step,
+        end_step=matrix.job.end_step,
+        repeats=matrix.repeats,
+    )
+    plans = tuple(drill_files.load(cell.drill).plan(cell, shared) for cell in matrix.cells)
+    steps_of(plans)
+    return plans
+
+
+def steps_of(plans: Iterable[Plan]) -> Mapping[str, Step]:
+    """Every step of all plans once, by id, dependencies before dependants.
+
+    Raises UserError when one id stands for two different steps.
+    """
+    steps: dict[str, Step] = {}
+    for plan in plans:
+        for step in plan.steps:
+            known = steps.setdefault(step.id, step)
+            if known != step:
+                raise UserError(
+                    f"two different steps are called {step.id!r}",
+                    where=f"cell {plan.cell.id}",
+                    hint="give the topologies of the matrix distinct names",
+                )
+    return steps
+
+
+def cells_by_step(plans: Iterable[Plan]) -> Mapping[str, tuple[str, ...]]:
+    """Which cells share each step."""
+    sharing: dict[str, tuple[str, ...]] = {}
+    for plan in plans:
+        for step in plan.steps:
+            sharing[step.id] = (*sharing.get(step.id, ()), plan.cell.id)
+    return sharing
+
+
+def _place(topology: Topology, environment: str) -> str:
+    return topology.name if environment == "default" else f"{topology.name}-{environment}"

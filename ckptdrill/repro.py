@@ -1,0 +1,122 @@
+"""Replay one cell by hand: the shell script beside its verdict. Pure text, nothing is started.
+
+Whoever doubts a verdict, or has to mend the framework behind it, needs a command and no more: the
+script makes a fresh copy of the checkpoint, sets what the job's environment was given, and executes
+plain torchrun. The run itself, its checkpoints and its facts stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptdrill.launch.local import cold_command
+from ckptdrill.model import Launch, Plan
+from ckptdrill.step import (
+    Setting,
+    copy_target,
+    describe,
+    pointers_of,
+    restored_path,
+    resumes_in_place,
+)
+
+# Stands for the folder of a replay until the shell knows it.
+_WORK = "@WORK@"
+
+
+def repro_script(setting: Setting, plan: Plan) -> str:
+    """The script that repeats the drilled restore of a cell.
+
+    It needs nothing of ckptdrill but the observer in the run folder.
+    """
+    launch = plan.restore
+    content = _replaced(describe(setting, launch, "torchrun"), _replay_folders(setting, launch))
+    content["env"] = _changes(content["env"])
+    lines = [
+        "#!/bin/sh",
+        *_explanation(setting, plan),
+        "set -eu",
+        'WORK="${1:-$(mktemp -d)}"',
+        '[ ! -e "$WORK/launch.json" ] || { echo "$WORK holds a replay already" >&2; exit 1; }',
+        'mkdir -p "$WORK/out" "$WORK/scratch" "$WORK/facts"',
+        'WORK="$(cd "$WORK" && pwd)"',
+        *_copy_lines(setting, launch),
+        f'sed "s|{_WORK}|$WORK|g" > "$WORK/launch.json" <<\'END_OF_LAUNCH\'',
+        json.dumps(content, indent=1, sort_keys=True),
+        "END_OF_LAUNCH",
+        f"cd {shlex.quote(str(content['cwd']))}",
+        "set -x",
+        "exec env \\",
+        *(f"  {name}={_quote(value)} \\" for name, value in content["env"].items()),
+        "  " + " ".join(_quote(word) for word in cold_command(content)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
+    launch, cell = plan.restore, plan.cell
+    yield f"# Cell {cell.id}: drill {cell.drill}, {_place(plan.source)} to {_place(launch)}."
+    if launch.restores is not None:
+        yield f"# Restores step {launch.restores.step} of launch {launch.restores.launch_id}."
+    if launch.restores is not None and launch.restores.damage_id is not None:
+        yield "# That copy was damaged on purpose; what was changed, with hashes before and after:"
+        yield f"#   {setting.run.damage(launch.restores.damage_id)}"
+    yield "# Usage: repro.sh [FOLDER]; without one, in a new temporary folder. It works on a fresh"
+    yield "# copy, and the facts go to FOLDER/facts. To run without the observer, take"
+    yield "# `-m ckptdrill_observer` out of the command: the job then goes on after step"
+    yield f"# {launch.stop_step}, where the drill ended it."
+
+
+def _place(launch: Launch) -> str:
+    return f"{launch.topology.short} ({launch.topology.world_size} ranks, {launch.environment})"
+
+
+def _copy_lines(setting: Setting, launch: Launch) -> Iterator[str]:
+    source = restored_path(setting, launch)
+    if source is None:
+        return
+    target = str(copy_target(setting, launch, source))
+    copy = _quote(_replaced(target, _replay_folders(setting, launch)))
+    yield f"SOURCE={shlex.quote(str(source))}"
+    yield '[ -e "$SOURCE" ] || { echo "$SOURCE is gone: run again with --keep" >&2; exit 1; }'
+    yield f'mkdir -p "$(dirname {copy})"'
+    # Links are followed: what the replay writes must not reach the run.
+    yield f'cp -RLp "$SOURCE" {copy}'
+    if resumes_in_place(setting):
+        yield f"POINTERS={shlex.quote(str(pointers_of(setting, launch)))}"
+        yield '[ ! -d "$POINTERS" ] || cp -RPp "$POINTERS/." "$WORK/out/"'
+
+
+def _replay_folders(setting: Setting, launch: Launch) -> dict[str, str]:
+    """The launch's own folders, and where a replay has them."""
+    return {
+        str(setting.run.launch(launch.id) / "launch.json"): f"{_WORK}/launch.json",
+        str(setting.run.launch(launch.id)): f"{_WORK}/facts",
+        str(setting.run.work(launch.id)): _WORK,
+    }
+
+
+def _changes(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the job's environment adds to ours or changes in it, by name."""
+    return {k: v for k, v in sorted(environment.items()) if os.environ.get(k) != v}
+
+
+def _quote(text: str) -> str:
+    """`text` for the shell, with the replay's folder left for the shell to fill in."""
+    return '"$WORK"'.join(shlex.quote(part) if part else "" for part in text.split(_WORK)) or "''"
+
+
+def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for old, new in texts.items():
+            value = value.replace(old, new)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, texts) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item, texts) for item in value]
+    return value

@@ -1,0 +1,544 @@
+"""Run the planned steps and record what happened. The effects of ckptdrill are here.
+
+First every cell gets its folder and the observer its copy in the run folder. Then one loop, in one
+thread: start what may start, look which launches have ended, write each change into the journal. At
+the end the checkpoints that were restored from are compared with what they were. Being interrupted
+is an ordinary end: everything that runs is stopped and the journal tells `--resume` where to go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptdrill import isolate, resources
+from ckptdrill.equivalence import equivalent
+from ckptdrill.errors import ExitCode, UserError
+from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle
+from ckptdrill.launch import local
+from ckptdrill.launchers import Mode, Pair, WarmParents, choose, pairs_of, probes
+from ckptdrill.matrix import Matrix
+from ckptdrill.model import Checkpoint, Damage, Launch, Plan, Role, Step, to_json
+from ckptdrill.plan import steps_of
+from ckptdrill.progress import Event, Report, ignore
+from ckptdrill.repro import repro_script
+from ckptdrill.schedule import Assignment, Capacity, Graph, next_steps, skip_reasons
+from ckptdrill.step import (
+    Setting,
+    checkpoint_path,
+    describe,
+    ended_badly,
+    inflict,
+    prepare,
+    unmet,
+)
+from ckptdrill.store import RunFolder, read_json, read_launch, write_atomic, write_json
+
+_POLL_S = 0.02
+# How long cages get to end their launches after an interruption.
+_STOP_TIMEOUT_S = 30.0
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is carried out; what is run stands in the matrix."""
+
+    launcher: Mode = Mode.AUTO
+    resume: bool = False
+    keep: bool = False
+    capacity: Capacity | None = None  # None: that of this machine
+    report: Report = ignore
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: the last entry of every step, and whether its sources are what they were.
+
+    `launchers` says for each environment in words how its launches were started.
+    """
+
+    steps: Mapping[str, Entry]
+    source_changes: tuple[str, ...]
+    launchers: Mapping[str, str]
+
+    @property
+    def code(self) -> ExitCode:
+        """SOURCE_CHANGED, or AS_EXPECTED: verdicts are not known here."""
+        return ExitCode.SOURCE_CHANGED if self.source_changes else ExitCode.AS_EXPECTED
+
+
+@dataclass
+class _Live:
+    """A run in progress: what is over, what runs, and which launchers have proved equivalent."""
+
+    setting: Setting
+    graph: Graph
+    plans: tuple[Plan, ...]
+    options: Options
+    capacity: Capacity
+    pairs: Mapping[str, Pair]
+    warm: WarmParents
+    over: dict[str, Entry]
+    running: dict[str, local.Running] = field(default_factory=dict)
+    devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    verdicts: dict[Pair, str | None] = field(default_factory=dict)
+
+    @property
+    def run(self) -> RunFolder:
+        return self.setting.run
+
+
+def execute(
+    matrix: Matrix, plans: Sequence[Plan], run: RunFolder, options: Options | None = None
+) -> Outcome:
+    """Carry out every step of `plans` in the folder `run` and record it.
+
+    Raises UserError when another process holds the folder, the disk is full, the plans are not
+    those the run began with, or the run is interrupted (after all that ran has been stopped).
+    """
+    options = options or Options()
+    with _explained(run), locked(run), _terminable():
+        live = _opened(matrix, tuple(plans), run, options)
+        try:
+            _begin_warm_parents(live)
+            _drive(live)
+        except KeyboardInterrupt as error:
+            _stop(live)
+            raise _interrupted(live) from error
+        except BaseException:
+            _stop(live)
+            raise
+        live.warm.close()
+        return _closed(live)
+
+
+def prune(run: RunFolder, launch_ids: Iterable[str]) -> int:
+    """Delete the checkpoints of these launches, unless the run keeps all; the bytes freed."""
+    freed = 0
+    if _noted(run).get("keep"):
+        return freed
+    for launch_id in launch_ids:
+        folder = run.work(launch_id)
+        freed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+        remove_tree(folder)
+    return freed
+
+
+# --------------------------------------------------------------------------------------------------
+# Begin
+
+
+def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Options) -> _Live:
+    steps = dict(steps_of(plans))
+    if options.launcher is Mode.AUTO:
+        steps |= probes(plans)
+    setting = Setting(matrix, run, steps)
+    if run.journal.exists() and not options.resume:
+        raise UserError(
+            "this run has been started before",
+            where=str(run.root),
+            hint="continue it with --resume, or start a new one",
+        )
+    for plan in plans:
+        _write_cell(setting, plan)
+    _copy_observer(run, resources.observer_dir())
+    _guard_start(setting)
+    over = settle(run, steps)
+    for step_id, entry in over.items():
+        options.report(Event(step_id, entry.state, "before this resume"))
+    _note(run, status="started", launcher=options.launcher.value, keep=options.keep)
+    return _Live(
+        setting=setting,
+        graph=Graph.of(steps),
+        plans=plans,
+        options=options,
+        capacity=options.capacity or Capacity.detect(),
+        pairs=pairs_of(plans),
+        warm=WarmParents(run.observer_pack, run.warm),
+        over=over,
+    )
+
+
+def _write_cell(setting: Setting, plan: Plan) -> None:
+    """`plan.json` and `repro.sh`: a cell is on disk before anything can happen to it."""
+    folder, content = setting.run.cell(plan.cell.id), to_json(plan)
+    known = folder / "plan.json"
+    if known.exists() and read_json(known) != content:
+        raise UserError(
+            f"cell {plan.cell.id} was planned differently when this run began",
+            where=str(known),
+            hint="the matrix or a drill has changed: start a new run, without --resume",
+        )
+    write_json(known, content)
+    write_atomic(folder / "repro.sh", repro_script(setting, plan))
+    (folder / "repro.sh").chmod(0o755)
+
+
+def _copy_observer(run: RunFolder, observer: Path) -> None:
+    """Put the package that runs inside the job into the run folder, once and whole.
+
+    A resumed run keeps the one it began with, so that its facts are of one make.
+    """
+    package = run.observer_pack / local.PACK_NAME
+    if package.exists():
+        return
+    partial = run.observer_pack / f".partial.{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for module in sorted(observer.glob("*.py")):
+        shutil.copy(module, partial / module.name)
+    partial.rename(package)
+
+
+def _begin_warm_parents(live: _Live) -> None:
+    """Import ahead: the first cold launch takes as long as the imports of all warm ones."""
+    if live.options.launcher is Mode.TORCHRUN:
+        return
+    for launch in _open_launches(live):
+        forced = live.options.launcher is Mode.WARM
+        useful = forced or (launch.id in live.pairs and launch.role is not Role.SOURCE)
+        known = {*live.warm.parents, *live.warm.refusals}
+        if useful and launch.environment not in known:
+            live.warm.begin(launch.environment, describe(live.setting, launch, "warm"))
+
+
+def _open_launches(live: _Live) -> Iterator[Launch]:
+    for step_id, step in live.graph.steps.items():
+        if isinstance(step, Launch) and step_id not in live.over:
+            yield step
+
+
+# --------------------------------------------------------------------------------------------------
+# The loop
+
+
+def _drive(live: _Live) -> None:
+    changed, importing = True, 0
+    while len(live.over) < len(live.graph.steps):
+        was_importing, importing = importing, live.warm.importing_count()
+        if changed or importing != was_importing:
+            _compare_pairs(live)
+            _skip(live)
+            begun = _startable(live)
+            for assignment in begun:
+                _begin(live, assignment)
+            changed = bool(begun)
+        ended = [_collect(live, step_id) for step_id in tuple(live.running)]
+        changed = changed or any(ended)
+        if not changed:
+            time.sleep(_POLL_S)
+    _compare_pairs(live)  # nothing depends on the last ones any more, but the report names them
+
+
+def _startable(live: _Live) -> tuple[Assignment, ...]:
+    held = {launch.id for launch in _open_launches(live) if _held(live, launch)}
+    return next_steps(live.graph, live.capacity, ended=live.over, running=live.devices, held=held)
+
+
+def _held(live: _Live, launch: Launch) -> bool:
+    launcher = _choice(live, launch)
+    if launcher == Mode.WARM:
+        return live.warm.importing(launch.environment)
+    return launcher is None
+
+
+def _choice(live: _Live, launch: Launch) -> str | None:
+    return choose(launch, live.options.launcher, live.pairs.get(launch.id), live.verdicts)
+
+
+def _skip(live: _Live) -> None:
+    """Give up what cannot run, or what nothing needs because the sources it serves have failed."""
+    settled = {*live.over, *live.running}
+    lost = {step_id: entry.lost for step_id, entry in live.over.items() if entry.lost}
+    reasons = skip_reasons(live.graph, lost, settled)
+    reasons |= {i: r for i, r in _purposeless(live, lost).items() if i not in settled}
+    for step_id, reason in reasons.items():
+        _finish(live, step_id, StepState.SKIPPED, reason)
+
+
+def _purposeless(live: _Live, lost: Mapping[str, str]) -> dict[str, str]:
+    wanted, reasons = set[str](), dict[str, str]()
+    for plan in live.plans:
+        why = lost.get(plan.source.id)
+        for step in plan.steps:
+            if why is None:
+                wanted.add(step.id)
+            else:
+                reasons[step.id] = f"{plan.source.id}: {why}"
+    return {step_id: why for step_id, why in reasons.items() if step_id not in wanted}
+
+
+def _begin(live: _Live, assignment: Assignment) -> None:
+    """Start one step; a damage is also finished here, and so is what turns out to be impossible."""
+    step = live.graph.steps[assignment.step_id]
+    missing = unmet(live.setting, step)
+    if missing is not None:
+        _finish(live, step.id, StepState.SKIPPED, missing)
+        return
+    record(live.run, step.id, StepState.STARTED)
+    live.options.report(Event(step.id, StepState.STARTED, _started_text(step)))
+    try:
+        if isinstance(step, Damage):
+            inflict(live.setting, step)
+            _finish(live, step.id, StepState.ENDED)
+        else:
+            live.running[step.id] = _start(live, step, assignment.devices)
+            live.devices[step.id] = assignment.devices
+    except (UserError, OSError) as error:
+        _raise_if_disk_full(error)
+        _finish(live, step.id, StepState.FAILED, f"could not be done: {_first_line(error)}")
+
+
+def _started_text(step: Step) -> str:
+    return f"{step.topology.world_size} ranks" if isinstance(step, Launch) else step.kind.value
+
+
+def _start(live: _Live, launch: Launch, devices: tuple[str, ...]) -> local.Running:
+    guard = prepare(live.setting, launch)
+    launcher = _choice(live, launch) or Mode.TORCHRUN.value
+    description = {**describe(live.setting, launch, launcher, devices), "guard": guard}
+    if launcher == Mode.TORCHRUN:
+        return local.start_cold(description, live.run.observer_pack)
+    refusal = live.warm.refusal(launch.environment, description)
+    if refusal is None:
+        return live.warm.start(launch.environment, description)
+    if live.options.launcher is Mode.WARM:
+        raise _ColdOnlyError(
+            f"{launch.id} cannot run warm: {refusal}", hint="use --launcher auto or torchrun"
+        )
+    live.options.report(Event(text=f"{launch.id} runs cold: {refusal}"))
+    return local.start_cold({**description, "launcher": "torchrun"}, live.run.observer_pack)
+
+
+class _ColdOnlyError(UserError):
+    """Ends the run: the user asked for warm launches only."""
+
+
+def _collect(live: _Live, step_id: str) -> bool:
+    """Record a launch if it has ended; whether it has."""
+    running = live.running[step_id]
+    if not running.poll():
+        return False
+    _guard_saved(live.setting, step_id)
+    del live.running[step_id], live.devices[step_id]
+    exit_file = running.folder / "exit.json"
+    if exit_file.exists():
+        _finish(live, step_id, StepState.ENDED, ended_badly(read_json(exit_file)))
+    else:
+        _finish(live, step_id, StepState.FAILED, "its cage left no exit.json")
+    return True
+
+
+def _finish(live: _Live, step_id: str, state: StepState, reason: str | None = None) -> None:
+    record(live.run, step_id, state, reason)
+    live.over[step_id] = Entry(state, reason)
+    live.options.report(Event(step_id, state, reason or ""))
+
+
+# --------------------------------------------------------------------------------------------------
+# Cold and warm
+
+
+def _compare_pairs(live: _Live) -> None:
+    for pair in set(live.pairs.values()) - live.verdicts.keys():
+        if pair.source_id in live.over and pair.repeat_id in live.over:
+            why = _difference(live, pair)
+            live.verdicts[pair] = why
+            if why and live.options.launcher is Mode.AUTO:
+                live.options.report(Event(text=f"{pair.environment} runs cold from here: {why}"))
+
+
+def _difference(live: _Live, pair: Pair) -> str | None:
+    for step_id in (pair.source_id, pair.repeat_id):
+        reason = live.over[step_id].lost
+        if reason is not None:
+            return f"{step_id} {reason}"
+    started = read_json(live.run.launch(pair.repeat_id) / "launch.json")
+    if started["launcher"] != Mode.WARM:
+        return f"{pair.repeat_id} did not run warm"
+    ranks = live.setting.launch(pair.source_id).topology.world_size
+    source, repeat = (read_launch(live.run, i, ranks) for i in (pair.source_id, pair.repeat_id))
+    _, difference = equivalent(source, repeat)
+    return difference and f"{pair.repeat_id} differs from {pair.source_id}: {difference}"
+
+
+def _launchers(live: _Live) -> dict[str, str]:
+    """For each environment, in words, how its launches were started and why."""
+    words: dict[str, str] = {}
+    for environment in {step.environment for step in _launches(live.graph.steps)}:
+        if live.options.launcher is not Mode.AUTO:
+            words[environment] = f"{live.options.launcher.value}: asked for"
+            continue
+        verdicts = [why for pair, why in live.verdicts.items() if pair.environment == environment]
+        differing = [why for why in verdicts if why]
+        if differing:
+            words[environment] = f"torchrun: {live.warm.refusals.get(environment, differing[0])}"
+        elif verdicts:
+            words[environment] = "sources torchrun, then warm: both recorded the same facts"
+        else:
+            words[environment] = "torchrun: no source of this environment was repeated warm"
+    return words
+
+
+def _launches(steps: Mapping[str, Step]) -> Iterator[Launch]:
+    return (step for step in steps.values() if isinstance(step, Launch))
+
+
+# --------------------------------------------------------------------------------------------------
+# The guard of the sources
+
+
+def _guard_start(setting: Setting) -> None:
+    """Remember the checkpoint that the run starts from, as it was at the very beginning."""
+    start_from = setting.matrix.job.start_from
+    if start_from is not None and "start_from" not in _noted(setting.run):
+        _note(setting.run, start_from=_snapshot(Path(start_from)))
+
+
+def _guard_saved(setting: Setting, launch_id: str) -> None:
+    """Remember the checkpoints of a launch that others restore, as they were when it ended."""
+    saved = {
+        str(path): isolate.snapshot(path)
+        for path in {checkpoint_path(setting, used) for used in _used_of(setting, launch_id)}
+        if path.exists()
+    }
+    if saved:
+        write_json(_saved_file(setting.run, launch_id), saved)
+
+
+def _used_of(setting: Setting, launch_id: str) -> Iterator[Checkpoint]:
+    for step in setting.steps.values():
+        used = step.checkpoint if isinstance(step, Damage) else step.restores
+        if used is not None and used.launch_id == launch_id and used.damage_id is None:
+            yield used
+
+
+def _saved_file(run: RunFolder, launch_id: str) -> Path:
+    return run.launch(launch_id) / "checkpoints.json"
+
+
+def _snapshot(path: Path) -> dict[str, Any]:
+    return {str(path): isolate.snapshot(path)}
+
+
+def _source_changes(setting: Setting) -> tuple[str, ...]:
+    """What differs in any checkpoint that was restored from; those deleted after a Pass are not."""
+    before: dict[str, Any] = dict(_noted(setting.run).get("start_from", {}))
+    for launch in _launches(setting.steps):
+        saved = _saved_file(setting.run, launch.id)
+        if saved.exists() and setting.run.work(launch.id).exists():
+            before |= read_json(saved)
+    changes: list[str] = []
+    for path, files in before.items():
+        changes += [f"{path}: {change}" for change in isolate.changes(files, _now(Path(path)))]
+    return tuple(changes)
+
+
+def _now(path: Path) -> dict[str, Any]:
+    return isolate.snapshot(path) if path.exists() else {}
+
+
+# --------------------------------------------------------------------------------------------------
+# End
+
+
+def _closed(live: _Live) -> Outcome:
+    outcome = Outcome(dict(live.over), _source_changes(live.setting), _launchers(live))
+    _note(
+        live.run,
+        status="ran",
+        launchers=dict(outcome.launchers),
+        source_unchanged=not outcome.source_changes,
+        source_changes=list(outcome.source_changes),
+    )
+    for change in outcome.source_changes:
+        live.options.report(Event(text=f"SOURCE CHANGED: {change}"))
+    return outcome
+
+
+def _stop(live: _Live) -> None:
+    """End everything that runs, and wait until it has ended; what hangs is left to its cage."""
+    for running in live.running.values():
+        running.terminate()
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while live.running and time.monotonic() < deadline:
+        for step_id in [i for i, running in live.running.items() if running.poll()]:
+            del live.running[step_id]
+            with contextlib.suppress(UserError):  # a full disk is what we may be stopping for
+                record(live.run, step_id, StepState.INTERRUPTED)
+            live.options.report(Event(step_id, StepState.INTERRUPTED))
+        time.sleep(_POLL_S)
+    live.warm.close()
+
+
+def _interrupted(live: _Live) -> UserError:
+    return UserError(
+        f"interrupted: {len(live.over)} of {len(live.graph.steps)} steps are over",
+        where=str(live.run.root),
+        hint="continue with --resume: what has ended is not run again",
+        code=ExitCode.UNPROVEN,
+    )
+
+
+@contextmanager
+def _explained(run: RunFolder) -> Iterator[None]:
+    """A disk that is full or may not be written is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in _DISK_FULL
+        mend = "free some space" if full else "see that this can be read and written"
+        raise UserError(
+            f"cannot go on: {error.strerror or error}",
+            where=str(error.filename or run.root),
+            hint=f"{mend}, then continue with --resume",
+        ) from error
+
+
+def _raise_if_disk_full(error: UserError | OSError) -> None:
+    """No later step can do better on a full disk, and no user who asked for warm wants cold."""
+    cause = error.__cause__ if isinstance(error, UserError) else error
+    full = isinstance(cause, OSError) and cause.errno in _DISK_FULL
+    if full or isinstance(error, _ColdOnlyError):
+        raise error
+
+
+def _first_line(error: UserError | OSError) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _noted(run: RunFolder) -> dict[str, Any]:
+    content: dict[str, Any] = read_json(run.run_json) if run.run_json.exists() else {}
+    return content
+
+
+def _note(run: RunFolder, **fields: Any) -> None:
+    write_json(run.run_json, {**_noted(run), **fields})
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C while the block runs (signals are the main thread's)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,275 @@
+"""One step of a plan: the folders it needs, the description of its launch, the record it leaves.
+
+A launch gets its own `{out}` and, when it restores, a private copy of the checkpoint; its
+description (`launch.json`) holds everything the job's side needs to know, in steps counted from the
+start of that process. A damage changes a private copy and writes down what it changed. Nothing here
+waits for a process: `run` starts what is described here and comes back when it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptdrill import damage as damage_kinds
+from ckptdrill.isolate import private_copy
+from ckptdrill.launch.local import job_environment
+from ckptdrill.matrix import Matrix
+from ckptdrill.model import Checkpoint, Damage, Launch, Step, Topology
+from ckptdrill.placeholders import fill, placeholder_values, used
+from ckptdrill.store import RunFolder, write_json
+
+# How long the ranks of a launch wait for each other when they agree where to end.
+_AGREE_TIMEOUT_S = 60.0
+# A pointer names a step or a folder; anything larger is data.
+_LARGEST_POINTER_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every step is done with: the matrix, the run folder, and all planned steps by id."""
+
+    matrix: Matrix
+    run: RunFolder
+    steps: Mapping[str, Step]
+
+    def launch(self, launch_id: str) -> Launch:
+        """The launch of that id."""
+        step = self.steps[launch_id]
+        if not isinstance(step, Launch):
+            raise TypeError(f"step {launch_id} is not a launch")
+        return step
+
+
+# --------------------------------------------------------------------------------------------------
+# Where things are
+
+
+def out_of(run: RunFolder, launch_id: str) -> Path:
+    """`{out}` of a launch: where the job writes its checkpoints."""
+    return run.work(launch_id) / "out"
+
+
+def checkpoint_path(setting: Setting, checkpoint: Checkpoint) -> Path:
+    """Where a launch saves a step, or where the damaged private copy of it is."""
+    launch = setting.launch(checkpoint.launch_id)
+    path = _saved_at(setting, launch.topology, out_of(setting.run, launch.id), checkpoint.step)
+    if checkpoint.damage_id is not None:
+        return setting.run.work(checkpoint.damage_id) / path.name
+    return path
+
+
+def restored_path(setting: Setting, launch: Launch) -> Path | None:
+    """The checkpoint whose private copy `launch` restores; None when it trains from scratch."""
+    if launch.restores is not None:
+        return checkpoint_path(setting, launch.restores)
+    start_from = setting.matrix.job.start_from
+    return Path(start_from) if start_from is not None else None
+
+
+def first_step(setting: Setting, launch: Launch) -> int:
+    """The job's step at which the process of `launch` begins; its own count begins at 0 there."""
+    return launch.restores.step if launch.restores else setting.matrix.job.start_step
+
+
+def resumes_in_place(setting: Setting) -> bool:
+    """True when the job is never told a path: it finds the newest checkpoint in `{out}` itself."""
+    job = setting.matrix.job
+    texts = (*job.args, *job.resume_args, *job.env.values())
+    return not any("resume" in used(text) for text in texts)
+
+
+def copy_target(setting: Setting, launch: Launch, source: Path) -> Path:
+    """Where the private copy of `source` goes: under its name, or where the job looks for it."""
+    if resumes_in_place(setting):
+        out = out_of(setting.run, launch.id)
+        return _saved_at(setting, launch.topology, out, first_step(setting, launch))
+    return setting.run.work(launch.id) / "restore" / source.name
+
+
+def _saved_at(setting: Setting, topology: Topology, out: Path, step: int) -> Path:
+    values = placeholder_values(topology, out=out, resume=None, step=step)
+    return Path(fill(setting.matrix.job.checkpoint, values, "job.checkpoint"))
+
+
+# --------------------------------------------------------------------------------------------------
+# A launch
+
+
+def describe(
+    setting: Setting, launch: Launch, launcher: str, devices: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The content of `launch.json`: steps are counted from the start of the process.
+
+    `first_step` is the job's step at that moment; `devices` become CUDA_VISIBLE_DEVICES.
+    """
+    job, run = setting.matrix.job, setting.run
+    filled = _filler(setting, launch)
+    resumes = restored_path(setting, launch) is not None
+    args = (*job.args, *job.resume_args) if resumes else job.args
+    offset = first_step(setting, launch)
+    environment = setting.matrix.environments[launch.environment]
+    job_env = {name: filled(text, f"job.env.{name}") for name, text in job.env.items()}
+    folder = run.launch(launch.id)
+    return {
+        "id": launch.id,
+        "folder": str(folder),
+        "program": job.program,
+        "module": job.module,
+        "args": [filled(text, "job.args") for text in args],
+        "cwd": job.cwd,
+        "python": environment.python,
+        "world_size": launch.topology.world_size,
+        "env": job_environment(
+            os.environ,
+            {**job_env, "CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else job_env,
+            run.observer_pack,
+            folder / "launch.json",
+            run.work(launch.id) / "scratch",
+        ),
+        "first_step": offset,
+        "stop_step": launch.stop_step - offset,
+        "sample_steps": [step - offset for step in _sampled(setting, launch, offset)],
+        "timeout_s": job.timeout_s,
+        "agree_timeout_s": min(_AGREE_TIMEOUT_S, job.timeout_s / 2),
+        "launcher": launcher,
+    }
+
+
+def prepare(setting: Setting, launch: Launch) -> str | None:
+    """Make the folders of a launch and its private copy; the guard level of the copy, if any.
+
+    Raises UserError or OSError when the copy cannot be made.
+    """
+    for folder in ("out", "scratch"):
+        (setting.run.work(launch.id) / folder).mkdir(parents=True, exist_ok=True)
+    source = restored_path(setting, launch)
+    if source is None:
+        return None
+    target = copy_target(setting, launch, source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    guard = private_copy(source, target)
+    if launch.restores is not None and resumes_in_place(setting):
+        _copypointers_of(setting, launch, launch.restores)
+    return str(guard)
+
+
+def unmet(setting: Setting, step: Step) -> str | None:
+    """Why a step whose dependencies ended well still cannot run: nothing was saved for it."""
+    if isinstance(step, Damage):
+        path: Path | None = checkpoint_path(setting, step.checkpoint)
+    else:
+        path = restored_path(setting, step)
+    if path is None or path.exists():
+        return None
+    return f"there is no checkpoint at {path}"
+
+
+def ended_badly(exit_record: Mapping[str, Any]) -> str | None:
+    """Why a launch did not end well, from its `exit.json`; None when it did.
+
+    A launcher that lingered after every rank had finished is a teardown that hung: the training is
+    done and its facts are on disk.
+    """
+    if str(exit_record.get("error")).startswith("lingered"):
+        return None
+    if exit_record.get("error"):
+        return f"could not be run: {exit_record['error']}"
+    if exit_record.get("timed_out"):
+        return f"exceeded its time limit after {exit_record.get('wall_s', 0.0):.0f} s"
+    if exit_record.get("signal"):
+        return f"was ended by {_signal_name(int(exit_record['signal']))}"
+    if exit_record.get("returncode"):
+        return f"ended with exit code {exit_record['returncode']}"
+    return None
+
+
+def _filler(setting: Setting, launch: Launch) -> Callable[[str, str], str]:
+    source = restored_path(setting, launch)
+    values = placeholder_values(
+        launch.topology,
+        out=out_of(setting.run, launch.id),
+        resume=None if source is None else copy_target(setting, launch, source),
+        step=first_step(setting, launch),
+    )
+    return lambda text, where: fill(text, values, where)
+
+
+def _sampled(setting: Setting, launch: Launch, offset: int) -> list[int]:
+    """Steps, in the job's count, at which the state is recorded: the saves and the whole window."""
+    job = setting.matrix.job
+    begin = launch.restores.step if launch.restores else job.restore_step
+    wanted = {*job.saves, job.restore_step, *range(begin, begin + job.window + 1)}
+    return sorted(step for step in wanted if offset <= step <= launch.stop_step)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _copypointers_of(setting: Setting, launch: Launch, checkpoint: Checkpoint) -> None:
+    """Copy `latest` and its like into `{out}`, as they were when `checkpoint` was the newest.
+
+    A job that finds its own checkpoint follows them; the source run has gone on since and moved
+    them to a step that is not here.
+    """
+    source = setting.launch(checkpoint.launch_id)
+    restored = _pointer_texts(setting, source, checkpoint.step)
+    others = [_pointer_texts(setting, source, step) for step in setting.matrix.job.saves]
+    moved = {text: restored[i] for texts in others for i, text in enumerate(texts)}
+    kept = pointers_of(setting, launch)
+    kept.mkdir()
+    for pointer in sorted(out_of(setting.run, source.id).glob("latest*")):
+        if pointer.is_symlink():
+            text = str(pointer.readlink())
+            (kept / pointer.name).symlink_to(moved.get(text.rstrip("/"), text))
+        elif pointer.is_file() and pointer.stat().st_size <= _LARGEST_POINTER_BYTES:
+            _copy_pointer_file(pointer, kept / pointer.name, moved)
+    out = out_of(setting.run, launch.id)
+    shutil.copytree(kept, out, symlinks=True, dirs_exist_ok=True)
+
+
+def pointers_of(setting: Setting, launch: Launch) -> Path:
+    """Where the pointers are kept as they were given to the job, for a replay."""
+    return setting.run.work(launch.id) / "pointers"
+
+
+def _copy_pointer_file(pointer: Path, target: Path, moved: Mapping[str, str]) -> None:
+    content = pointer.read_bytes()
+    text = content.decode(errors="replace").strip()
+    if text in moved:
+        content = content.replace(text.encode(), moved[text].encode())
+    target.write_bytes(content)
+
+
+def _pointer_texts(setting: Setting, launch: Launch, step: int) -> tuple[str, ...]:
+    """How a pointer may name a saved step: its folder, the path of it below `{out}`, the number."""
+    out = out_of(setting.run, launch.id)
+    path = _saved_at(setting, launch.topology, out, step)
+    relative = path.relative_to(out).as_posix() if path.is_relative_to(out) else path.name
+    return (path.name, relative, str(path), str(step))
+
+
+# --------------------------------------------------------------------------------------------------
+# A damage
+
+
+def inflict(setting: Setting, damage: Damage) -> None:
+    """Copy the checkpoint, damage the copy, and record what was changed.
+
+    Raises UserError when there is nothing of the wanted kind to damage.
+    """
+    source = checkpoint_path(setting, damage.checkpoint)
+    target = setting.run.work(damage.id) / source.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    guard = private_copy(source, target)
+    record = damage_kinds.apply(damage, target)
+    write_json(setting.run.damage(damage.id), {**record, "guard": str(guard)})

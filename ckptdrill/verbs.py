@@ -1,0 +1,291 @@
+"""What each verb of the command line does, in the order in which it does it.
+
+`run` is the whole program on one screen: load the matrix, plan, carry out, judge, render, say what
+came out. The other verbs are parts of it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ckptdrill import __version__, drill, journal, judging, packet, progress
+from ckptdrill import matrix as matrices
+from ckptdrill import plan as plans_
+from ckptdrill import run as runs_
+from ckptdrill.errors import ExitCode, UserError, worst
+from ckptdrill.launchers import Mode
+from ckptdrill.matrix import Matrix
+from ckptdrill.model import Launch, LaunchRecord, Plan, Reason, Verdict, VerdictWord
+from ckptdrill.schedule import Capacity, Graph, forecast
+from ckptdrill.spelling import did_you_mean
+from ckptdrill.store import RUN_FORMAT_VERSION, RunFolder, read_json, read_launch, write_json
+
+# Ranks that make sense on a node without GPUs: they share its cores, and 8 still train on 2.
+_CPU_RANKS_AT_LEAST = 8
+
+
+def run(
+    path: Path, python: str | None, runs: Path, launcher: str, *, resume: bool, keep: bool
+) -> ExitCode:
+    """Drill every cell, judge it, render the packet; the exit code of the run."""
+    mode = _mode(launcher)
+    matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
+    plans = plans_.plan_all(matrix)
+    folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
+    _begin(folder, matrix, resume=resume)
+    with progress.shown(plans_.steps_of(plans)) as report:
+        options = runs_.Options(launcher=mode, resume=resume, keep=keep, report=report)
+        outcome = runs_.execute(matrix, plans, folder, options)
+    verdicts = judging.judge_run(folder, matrix, plans)
+    _conclude(folder, plans)
+    runs_.prune(folder, _spent(plans, verdicts))
+    packet.write(folder)
+    return worst(outcome.code, _tell(folder, plans, verdicts))
+
+
+def plan(path: Path, python: str | None) -> ExitCode:
+    """Print the launches of a run, who shares them, and how long they may take."""
+    matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
+    plans = plans_.plan_all(matrix)
+    graph, capacity = Graph.of(plans_.steps_of(plans)), Capacity.detect()
+    expected = forecast(graph, capacity)
+    sharing = plans_.cells_by_step(plans)
+    table = Table("step", "ranks", "on", "after", "starts at", "takes", "cells", title=matrix.name)
+    for step_id, (start_s, end_s, devices) in expected.items():
+        step = graph.steps[step_id]
+        ranks = str(step.topology.world_size) if isinstance(step, Launch) else "-"
+        table.add_row(
+            step_id,
+            ranks,
+            ", ".join(devices) or "cpu",
+            ", ".join(step.after) or "-",
+            f"{start_s:.0f} s",
+            f"{end_s - start_s:.0f} s",
+            str(len(sharing[step_id])),
+        )
+    console = Console()
+    console.print(table)
+    whole_s = max((end_s for _, end_s, _ in expected.values()), default=0.0)
+    gpu_hours = (
+        sum((end_s - start_s) * len(gpus) for start_s, end_s, gpus in expected.values()) / 3600
+    )
+    console.print(
+        f"{len(plans)} cells share {len(expected)} steps; about {whole_s:.0f} s as this node "
+        f"packs them, {gpu_hours:.2f} GPU-hours. These are estimates."
+    )
+    return ExitCode.AS_EXPECTED
+
+
+def judge(path: Path) -> ExitCode:
+    """Judge a stored run again and render its packet; the exit code its verdicts give."""
+    folder = _run_folder(path)
+    matrix = matrices.parse(
+        folder.matrix.read_bytes(), Path(read_json(folder.run_json)["matrix_path"])
+    )
+    plans = judging.stored_plans(folder)
+    with journal.locked(folder):
+        verdicts = judging.judge_run(folder, matrix, plans)
+        _conclude(folder, plans)
+        packet.write(folder)
+    changed = read_json(folder.run_json).get("source_unchanged") is False
+    code = ExitCode.SOURCE_CHANGED if changed else ExitCode.AS_EXPECTED
+    return worst(code, _tell(folder, plans, verdicts))
+
+
+def verify(path: Path) -> ExitCode:
+    """Compare a packet with its checksums and print every difference."""
+    folder = _run_folder(path)
+    problems = packet.verify(folder.root)
+    console = Console()
+    for problem in problems:
+        console.print(Text(str(problem)))
+    console.print(
+        "the packet is as it was written" if not problems else f"{len(problems)} problems"
+    )
+    return ExitCode.UNSUPPORTED if problems else ExitCode.AS_EXPECTED
+
+
+def list_drills() -> ExitCode:
+    """Print the drills and the reasons, both read from the code."""
+    console = Console()
+    table = Table("drill", "Pass means that the job", "parameters", title="drills")
+    for name in drill.names():
+        each = drill.load(name)
+        table.add_row(name, each.claim.value, ", ".join(each.parameters) or "-")
+    console.print(table)
+    reasons = Table("reason", title="reasons a verdict can have, in the order they are tried")
+    for reason in Reason:
+        reasons.add_row(reason.value)
+    console.print(reasons)
+    return ExitCode.AS_EXPECTED
+
+
+# --------------------------------------------------------------------------------------------------
+# Before and after the launches
+
+
+def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
+    """Write down what is run before anything runs. A resumed run must be of the same matrix."""
+    if resume:
+        if folder.matrix.read_bytes() != matrix.text:
+            raise UserError(
+                "the matrix has changed since this run began",
+                where=str(folder.matrix),
+                hint="start a new run without --resume",
+            )
+        return
+    folder.matrix.write_bytes(matrix.text)
+    write_json(
+        folder.run_json,
+        {
+            "format": RUN_FORMAT_VERSION,
+            "status": "started",
+            "matrix": matrix.name,
+            "matrix_path": str(matrix.path.absolute()),
+            "argv": sys.argv[1:],
+            "started_utc": _now().isoformat(timespec="seconds"),
+            "git_head": _git_head(matrix),
+            "versions": {
+                "ckptdrill": __version__,
+                "python": sys.version.split()[0],
+                **{name: importlib.metadata.version(name) for name in ("pydantic", "jinja2")},
+            },
+            "node": {"cores": os.cpu_count(), "gpus": len(Capacity.detect().devices)},
+        },
+    )
+
+
+def _conclude(folder: RunFolder, plans: Sequence[Plan]) -> None:
+    """What only the facts know: the versions that really ran, and that everything is judged."""
+    about = read_json(folder.run_json)
+    launches = {step.id: step for each in plans for step in each.steps if isinstance(step, Launch)}
+    environments: dict[str, Any] = {}
+    for launch in launches.values():
+        if launch.environment not in environments:
+            record = read_launch(folder, launch.id, 1)
+            environments |= {launch.environment: _versions(record)} if record.facts else {}
+    ended = about.get("ended_utc") or _now().isoformat(timespec="seconds")
+    write_json(
+        folder.run_json,
+        {**about, "status": "judged", "ended_utc": ended, "environments": environments},
+    )
+
+
+def _versions(record: LaunchRecord) -> Mapping[str, Any]:
+    started = record.of("started")[0].data if record.of("started") else {}
+    return {name: started.get(name) for name in ("python", "torch", "cuda", "device")}
+
+
+def _spent(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> list[str]:
+    """Launches whose checkpoints nobody needs any more: every cell that used them passed."""
+    needed = {
+        step.id
+        for each, verdict in zip(plans, verdicts, strict=True)
+        if verdict.word is not VerdictWord.PASS
+        for step in each.steps
+    }
+    return [step_id for step_id in plans_.steps_of(plans) if step_id not in needed]
+
+
+def _tell(folder: RunFolder, plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> ExitCode:
+    """Print one line per cell, the worst last where the eye is, and where the packet lies."""
+    console = Console()
+    codes = []
+    for each, verdict in zip(plans, verdicts, strict=True):
+        met = verdict.meets(each.cell.expect)
+        codes.append(ExitCode.AS_EXPECTED if met else _code(verdict))
+        why = each.cell.expect.why if met and each.cell.expect else ""
+        mark = "as expected" if met else "NOT as expected"
+        console.print(
+            Text(f"{verdict.word.value:<11} {verdict.reason.value:<16} {verdict.cell_id}")
+        )
+        if verdict.word is not VerdictWord.PASS:
+            console.print(Text(f"            {verdict.explanation}"))
+            console.print(Text(f"            {mark}{': ' + why if why else ''}"))
+    counts = Counter(verdict.word.value for verdict in verdicts)
+    unmet = sum(code is not ExitCode.AS_EXPECTED for code in codes)
+    console.print(
+        Text(
+            f"{', '.join(f'{n} {word}' for word, n in counts.items())}; "
+            f"{unmet or 'none'} against expectation"
+        )
+    )
+    console.print(Text(f"packet: {folder.root / 'index.html'}"), soft_wrap=True)
+    return worst(*codes)
+
+
+def _code(verdict: Verdict) -> ExitCode:
+    if verdict.word is VerdictWord.UNSUPPORTED:
+        return ExitCode.UNSUPPORTED
+    return ExitCode.UNPROVEN
+
+
+# --------------------------------------------------------------------------------------------------
+# Finding things
+
+
+def _mode(launcher: str) -> Mode:
+    try:
+        return Mode(launcher)
+    except ValueError:
+        names = [mode.value for mode in Mode]
+        raise UserError(
+            f"--launcher {launcher!r} is unknown{did_you_mean(launcher, names)}",
+            hint=f"choose one of {', '.join(names)}",
+        ) from None
+
+
+def _ranks_that_fit() -> int:
+    """GPUs if there are any; else what the cores can carry."""
+    devices = len(Capacity.detect().devices)
+    return devices or max(_CPU_RANKS_AT_LEAST, 4 * (os.cpu_count() or 1))
+
+
+def _newest(runs: Path, matrix: Matrix) -> RunFolder:
+    latest = runs / matrix.name / "latest"
+    if not latest.exists():
+        raise UserError(
+            f"there is no run of {matrix.name!r} to continue",
+            where=str(latest.parent),
+            hint="start one without --resume, or name its folder with --runs",
+        )
+    return RunFolder(latest.resolve())
+
+
+def _run_folder(path: Path) -> RunFolder:
+    root = path.parent if path.is_file() else path
+    if not (root / "run.json").exists():
+        raise UserError(f"{path} is not the folder of a run", hint="it must hold run.json")
+    return RunFolder(root.resolve())
+
+
+def _git_head(matrix: Matrix) -> str | None:
+    """The commit of the training code, if it is in a git checkout."""
+    folder = Path(matrix.job.program).parent if matrix.job.program else Path(matrix.job.cwd)
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,197 @@
+"""The view: order, counts, the one sentence, and what becomes of missing or damaged files."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ckptdrill.errors import ExitCode
+from ckptdrill.model import Item, Reason, VerdictWord
+from ckptdrill.packet import StoredCell, build
+
+Passing = Callable[[str], StoredCell]
+
+
+def changed(cell: StoredCell, **verdict: Any) -> StoredCell:
+    return dataclasses.replace(cell, verdict=cell.verdict | verdict)
+
+
+def test_cells_are_sorted_worst_first(
+    run_json: dict[str, Any], all_three: list[StoredCell]
+) -> None:
+    view = build(run_json, all_three)
+    assert [cell.id for cell in view.cells] == ["d-diverged", "c-refused", "b-unproven", "a-pass"]
+
+
+def test_the_order_of_the_input_does_not_matter(
+    run_json: dict[str, Any], all_three: list[StoredCell]
+) -> None:
+    assert build(run_json, all_three) == build(run_json, reversed(all_three))
+
+
+def test_cells_against_expectation_come_before_expected_ones(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    refused = {"word": "Unsupported", "reason": "refused"}
+    cells = [changed(passing("a"), expected=True, **refused)]
+    cells.append(changed(passing("b"), expected=False, **refused))
+    assert [cell.id for cell in build(run_json, cells).cells] == ["b", "a"]
+
+
+def test_the_sentence_counts_every_kind_and_names_what_diverged(
+    run_json: dict[str, Any], all_three: list[StoredCell]
+) -> None:
+    view = build(run_json, all_three)
+    assert view.headline == (
+        "1 of 4 cells Pass; 1 diverged: fsdp4 → fsdp2, dp-shrink (learning-rate schedule); "
+        "1 more Unsupported; 1 Unproven."
+    )
+    assert view.counts == {
+        VerdictWord.PASS: 1,
+        VerdictWord.UNSUPPORTED: 2,
+        VerdictWord.UNPROVEN: 1,
+    }
+    assert (view.diverged, view.unexpected) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "sentence"),
+    [
+        (0, "This run has no cells: nothing was proven."),
+        (1, "The one cell of this run is Pass."),
+        (3, "All 3 cells Pass."),
+    ],
+)
+def test_the_sentence_of_simple_runs(
+    run_json: dict[str, Any], passing: Passing, count: int, sentence: str
+) -> None:
+    assert build(run_json, [passing(f"c{n}") for n in range(count)]).headline == sentence
+
+
+@pytest.mark.parametrize(
+    ("word", "expected", "code"),
+    [
+        ("Pass", True, ExitCode.AS_EXPECTED),
+        ("Unsupported", True, ExitCode.AS_EXPECTED),
+        ("Unsupported", False, ExitCode.UNSUPPORTED),
+        ("Unproven", False, ExitCode.UNPROVEN),
+    ],
+)
+def test_the_exit_code_follows_the_expectation(
+    run_json: dict[str, Any], passing: Passing, word: str, expected: bool, code: ExitCode
+) -> None:
+    cell = changed(passing("a"), word=word, expected=expected)
+    assert build(run_json, [cell]).exit_code is code
+
+
+def test_a_changed_source_outranks_all_verdicts(run_json: dict[str, Any], passing: Passing) -> None:
+    view = build(run_json | {"source_unchanged": False}, [passing("a")])
+    assert view.exit_code is ExitCode.SOURCE_CHANGED
+
+
+def test_a_cell_without_verdict_is_unproven_and_not_run(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    (cell,) = build(run_json, [dataclasses.replace(passing("a"), verdict=None)]).cells
+    assert (cell.word, cell.reason) == (VerdictWord.UNPROVEN, Reason.NOT_RUN)
+    assert not cell.expected
+    assert cell.route == "fsdp4 → fsdp2"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"word": "Fine"},
+        {"reason": "because"},
+        {"checks": [{"item": "weights"}]},
+        {"checks": "none"},
+        {"checks": [7]},
+    ],
+)
+def test_a_verdict_of_another_shape_proves_nothing(
+    run_json: dict[str, Any], passing: Passing, damage: dict[str, Any]
+) -> None:
+    (cell,) = build(run_json, [changed(passing("a"), **damage)]).cells
+    assert (cell.word, cell.reason) == (VerdictWord.UNPROVEN, Reason.HARNESS_ERROR)
+    assert not cell.expected
+
+
+@pytest.mark.parametrize("verdict", [[], "Pass", 3, {}])
+def test_a_verdict_that_is_no_verdict_proves_nothing(
+    run_json: dict[str, Any], passing: Passing, verdict: object
+) -> None:
+    (cell,) = build(run_json, [dataclasses.replace(passing("a"), verdict=verdict)]).cells
+    assert cell.reason is Reason.HARNESS_ERROR
+
+
+@pytest.mark.parametrize("plan", [None, [], {}, {"cell": {"id": 1}}])
+def test_without_a_plan_the_verdict_is_still_shown(
+    run_json: dict[str, Any], passing: Passing, plan: object
+) -> None:
+    (cell,) = build(run_json, [dataclasses.replace(passing("a"), plan=plan)]).cells
+    assert cell.word is VerdictWord.PASS
+    assert (cell.source, cell.address) == ("unknown", "a")
+
+
+def test_items_without_a_row_are_named(run_json: dict[str, Any], passing: Passing) -> None:
+    whole = passing("a")
+    rows = [row for row in whole.verdict["checks"] if row["item"] != Item.RNG]
+    (cell,) = build(run_json, [changed(whole, checks=rows)]).cells
+    assert cell.not_judged == (Item.RNG,)
+
+
+def test_the_grid_holds_every_cell_once(
+    run_json: dict[str, Any], all_three: list[StoredCell]
+) -> None:
+    grid = build(run_json, all_three).grid
+    (row,) = grid.rows
+    assert (row.source, row.target, grid.drills) == ("fsdp4", "fsdp2", ("dp-shrink",))
+    assert [cell.id for cell in row.cells[0]] == ["d-diverged", "c-refused", "b-unproven", "a-pass"]
+
+
+def test_what_run_json_lacks_is_said(passing: Passing) -> None:
+    view = build({"status": "ran"}, [passing("a")])
+    assert view.run.missing == (
+        "versions",
+        "environments",
+        "launcher",
+        "guard",
+        "node",
+        "source_unchanged",
+    )
+
+
+def test_phases_that_were_not_measured_are_named(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    (cell,) = build(run_json, [passing("a")]).cells
+    assert cell.phases is not None
+    assert cell.phases.missing == ("reshard",)
+    assert cell.phases.merged == ("reshard", "read")
+
+
+@pytest.mark.parametrize(
+    ("ref", "file"),
+    [
+        ("launches/x/rank0.jsonl:12", "launches/x/rank0.jsonl"),
+        ("launches/x/exit.json", "launches/x/exit.json"),
+        ("launches/../../etc/passwd:1", None),
+        ("launches//etc/passwd", None),
+        ("javascript:alert(1)", None),
+        ("https://elsewhere/launches/x", None),
+        ("/etc/passwd", None),
+    ],
+)
+def test_only_paths_of_this_folder_are_linked(
+    run_json: dict[str, Any], passing: Passing, ref: str, file: str | None
+) -> None:
+    (cell,) = build(run_json, [changed(passing("a"), facts=[ref])]).cells
+    assert [(fact.ref, fact.file) for fact in cell.facts] == [(ref, file)]
+
+
+def test_facts_are_labelled_by_the_part_of_their_launch(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    (cell,) = build(run_json, [passing("a")]).cells
+    assert [fact.label for fact in cell.facts] == ["restore rank0:12"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Optional
@@ -18,85 +19,209 @@ import typer
 from ckptdrill import __version__
 from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, UserError
 
-_EXIT_CODES = "\n".join(f"{code.value:>3}  {text}" for code, text in EXIT_CODE_MEANING.items())
+
+def _lines(title: str, lines: Iterable[str]) -> str:
+    """A block of an epilog that keeps its lines: a backspace in front stops the re-wrapping."""
+    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
+
+
+def _codes(meanings: Mapping[ExitCode, str]) -> str:
+    return _lines("Exit codes:", (f"{code.value:>2}  {text}" for code, text in meanings.items()))
+
+
+def _page(needs: str, prints: str, codes: Mapping[ExitCode, str], *examples: str) -> str:
+    """The lower part of the help of one verb."""
+    both = (f"Needs: {needs}", f"Prints: {prints}")
+    return "\n\n".join([*both, _codes(codes), _lines("Example:", examples)])
+
+
+_OF_VERDICTS = dict(EXIT_CODE_MEANING)
+_OF_A_QUESTION = {
+    ExitCode.AS_EXPECTED: "printed",
+    ExitCode.USAGE: "usage error",
+    ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
+}
+_OF_A_PLAN = {**_OF_A_QUESTION, ExitCode.USAGE: "usage or matrix error"}
+_OF_VERIFY = {
+    ExitCode.AS_EXPECTED: "every file is as it was written",
+    ExitCode.UNSUPPORTED: "some file is missing, extra or different",
+    ExitCode.USAGE: "usage error, or this is not the folder of a run",
+    ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
+}
 
 app = typer.Typer(
     name="ckptdrill",
     help="Will the next run continue the same training? Restore a real checkpoint with your own, "
-    "unedited script under every planned target and fault, and get a verdict per cell.",
-    epilog=f"Exit codes:\n\n{_EXIT_CODES}",
+    "unedited script under every planned target and fault, and get a verdict per cell.\n\n"
+    "`ckptdrill VERB --help` is the manual page of a verb; README.md is the manual.",
+    epilog=_codes(EXIT_CODE_MEANING),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MatrixPath = Annotated[Path, typer.Argument(help="The matrix file.", show_default=False)]
-RunPath = Annotated[Path, typer.Argument(help="A run folder, or `latest` in runs/<matrix>/.")]
+MatrixPath = Annotated[
+    Path, typer.Argument(metavar="MATRIX", help="The matrix file (YAML).", show_default=False)
+]
+RunPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run folder, or runs/NAME/latest for the newest.", show_default=False
+    ),
+]
 Python = Annotated[
     Optional[str],  # noqa: UP045 - typer reads this form
     typer.Option(
-        "--python", help="Interpreter of the environment `default` (has the job's torch)."
+        "--python", help="Interpreter of the environment `default`: the one with the job's torch."
     ),
 ]
 
 
-@app.command()
+@app.command(
+    short_help="Drill every cell, judge it, write the packet.",
+    epilog=_page(
+        "a matrix, an interpreter that has torch >= 2.4 (--python; without it, that of ckptdrill), "
+        "and space for the checkpoints that the job saves in the drill.",
+        "a line per launch on standard error (on a terminal: a live table), then a line per cell "
+        "with its verdict and reason, and where the packet is.",
+        _OF_VERDICTS,
+        "ckptdrill run matrix.yaml --python ~/train/.venv/bin/python",
+        "ckptdrill run matrix.yaml --resume",
+    ),
+)
 def run(
     matrix: MatrixPath,
     python: Python = None,
     runs: Annotated[Path, typer.Option(help="Folder that holds all runs.")] = Path("runs"),
     launcher: Annotated[
-        str, typer.Option(help="auto, warm or torchrun (cold: the production command line).")
+        str,
+        typer.Option(
+            help="torchrun: every launch by the production command line. warm: every launch forked "
+            "from a process that has torch imported. auto: warm once both recorded the same facts."
+        ),
     ] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the newest run of this matrix.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the newest run of this matrix: what has ended is kept."
+        ),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the checkpoints that the drills restored.")
+        bool,
+        typer.Option(
+            "--keep", help="Keep all checkpoints; else those of passed cells are deleted."
+        ),
     ] = False,
 ) -> None:
-    """Drill every cell of a matrix, judge it, and write the evidence packet."""
+    """Drill every cell of a matrix, judge it, and write the evidence packet.
+
+    The script is started under torchrun, saves, and goes on (the reference). Fresh processes then
+    restore private copies of its checkpoint at every target and under every fault. Ctrl-C stops
+    all launches and leaves a run that --resume continues (exit code 3).
+    """
     from ckptdrill import verbs
 
     raise typer.Exit(verbs.run(matrix, python, runs, launcher, resume=resume, keep=keep))
 
 
-@app.command()
+@app.command(
+    short_help="Show what a run would start, and start nothing.",
+    epilog=_page(
+        "a matrix, and all that it names: the program, the interpreters, the checkpoint to start "
+        "from.",
+        "one row per launch: its ranks, devices, what it waits for, when it starts, and how many "
+        "cells share it; then the estimated time and GPU-hours.",
+        _OF_A_PLAN,
+        "ckptdrill plan matrix.yaml",
+    ),
+)
 def plan(matrix: MatrixPath, python: Python = None) -> None:
-    """Show what a run would start: launches, the cells that share them, devices, time."""
+    """Show what a run would start: launches, the cells that share them, devices, time.
+
+    The matrix is checked completely. Every mistake in it is reported with line, column, key, what
+    was found and what is allowed. Times assume a small job: they are an order, not a promise.
+    """
     from ckptdrill import verbs
 
     raise typer.Exit(verbs.plan(matrix, python))
 
 
-@app.command()
+@app.command(
+    short_help="Judge a stored run again, without a launch.",
+    epilog=_page(
+        "a run folder; neither the job nor its interpreter nor the checkpoints.",
+        "a line per cell with its verdict and reason, and where the packet is.",
+        _OF_VERDICTS,
+        "ckptdrill judge runs/quickstart/latest",
+    ),
+)
 def judge(run_folder: RunPath) -> None:
-    """Judge the stored facts of a run again, without a launch, and render the packet anew."""
+    """Judge the stored facts of a run again, without a launch, and render the packet anew.
+
+    Use it after an upgrade of ckptdrill. Verdicts and page are replaced, facts never.
+    """
     from ckptdrill import verbs
 
     raise typer.Exit(verbs.judge(run_folder))
 
 
-@app.command()
+@app.command(
+    short_help="Compare a packet with its list of checksums.",
+    epilog=_page(
+        "a run folder; neither the job nor its interpreter.",
+        "a line per file that differs, is missing or was added, and a closing line.",
+        _OF_VERIFY,
+        "ckptdrill verify runs/quickstart/latest",
+        "(cd runs/quickstart/latest && sha256sum -c manifest-sha256.txt)",
+    ),
+)
 def verify(packet: RunPath) -> None:
-    """Compare every file of a packet with its sha256 list. Needs no job environment."""
+    """Compare every file of a packet with its sha256 list.
+
+    `sha256sum -c` in the folder does the same, except that it does not see files that were added.
+    """
     from ckptdrill import verbs
 
     raise typer.Exit(verbs.verify(packet))
 
 
-@app.command("list")
+@app.command(
+    "list",
+    short_help="Drills and reasons, explained.",
+    epilog=_page(
+        "nothing.",
+        "every drill with what Pass means and its parameters, then every reason with the verdict "
+        "it comes with, its meaning and the next move.",
+        _OF_A_QUESTION,
+        "ckptdrill list",
+    ),
+)
 def list_() -> None:
-    """The drills, what each claims, its parameters; and every reason a verdict can have."""
+    """The drills, what each claims, its parameters; and every reason a verdict can have.
+
+    Both come from the code that runs: a drill is a file in drills/, found by its name.
+    """
     from ckptdrill import verbs
 
     raise typer.Exit(verbs.list_drills())
 
 
-@app.command()
+@app.command(
+    short_help="Print the JSON Schema of a matrix.",
+    epilog=_page(
+        "nothing.",
+        "the schema, as JSON.",
+        _OF_A_QUESTION,
+        "ckptdrill schema > matrix.schema.json",
+    ),
+)
 def schema() -> None:
-    """Print the JSON Schema of a matrix file, for editors."""
+    """Print the JSON Schema of a matrix file, for editors.
+
+    With `# yaml-language-server: $schema=matrix.schema.json` as the first line of a matrix, editors
+    that know that line complete its keys and mark mistakes.
+    """
     from ckptdrill import matrix
 
     print(json.dumps(matrix.json_schema(), indent=2))  # noqa: T201 - the output of the verb

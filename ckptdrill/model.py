@@ -9,6 +9,7 @@ address in the matrix; a drill turns it into a `Plan` of `Launch` and `Damage` s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -470,6 +471,12 @@ def _decode_dataclass(noun: Any, data: JsonValue) -> Any:
     if not isinstance(data, Mapping):
         message = f"expected an object for {noun.__name__}, found {type(data).__name__}"
         raise TypeError(message)
+    hints = _hints(noun)
+    return noun(**{key: _decode(hints[key], value) for key, value in data.items() if key in hints})
+
+
+@functools.cache
+def _hints(noun: Any) -> Mapping[str, Any]:
+    """Resolving annotations costs more than decoding with them."""
     hints = typing.get_type_hints(noun)
-    known = {f.name for f in dataclasses.fields(noun)}
-    return noun(**{key: _decode(hints[key], value) for key, value in data.items() if key in known})
+    return {f.name: hints[f.name] for f in dataclasses.fields(noun)}

@@ -7,6 +7,7 @@ that redraws.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -61,25 +62,30 @@ def shown(step_ids: Iterable[str], stream: TextIO = sys.stderr) -> Iterator[Repo
 
 @dataclass
 class _Board:
-    """What is known of each step at this moment; times are of the monotonic clock, in seconds."""
+    """What is known of each step at this moment; times are of the monotonic clock, in seconds.
+
+    The live table is drawn by a thread of its own while events come in, hence the lock.
+    """
 
     step_ids: tuple[str, ...]
     states: dict[str, StepState] = field(default_factory=dict)
     began_s: dict[str, float] = field(default_factory=dict)
     took_s: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:
         """Note an event."""
         if event.step_id is None or event.state is None:
             return
         now = time.monotonic()
-        self.states[event.step_id] = event.state
-        self.texts[event.step_id] = event.text
-        if event.state is StepState.STARTED:
-            self.began_s[event.step_id] = now
-        elif event.step_id in self.began_s:
-            self.took_s[event.step_id] = now - self.began_s[event.step_id]
+        with self.lock:
+            self.states[event.step_id] = event.state
+            self.texts[event.step_id] = event.text
+            if event.state is StepState.STARTED:
+                self.began_s[event.step_id] = now
+            elif event.step_id in self.began_s:
+                self.took_s[event.step_id] = now - self.began_s[event.step_id]
 
     def over(self) -> int:
         """How many steps need nothing more."""
@@ -94,12 +100,13 @@ class _Board:
         """The running steps, then those that ended last, as many as fit the screen."""
         from rich.table import Table
 
-        table = Table(box=None, show_header=False, title=self.counts(), title_justify="left")
-        running = [i for i, state in self.states.items() if state is StepState.STARTED]
-        over = [i for i, state in self.states.items() if state is not StepState.STARTED]
-        room = max(1, console.height - len(running) - 3)
-        for step_id in (*over[-room:], *running):
-            table.add_row(*_row(self, step_id))
+        with self.lock:
+            table = Table(box=None, show_header=False, title=self.counts(), title_justify="left")
+            running = [i for i, state in self.states.items() if state is StepState.STARTED]
+            over = [i for i, state in self.states.items() if state is not StepState.STARTED]
+            room = max(1, console.height - len(running) - 3)
+            for step_id in (*over[-room:], *running):
+                table.add_row(*_row(self, step_id))
         return table
 
 

@@ -11,12 +11,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +28,8 @@ from ckptdrill import run as runs_
 from ckptdrill.errors import ExitCode, UserError, worst
 from ckptdrill.launchers import Mode
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Launch, LaunchRecord, Plan, Reason, Verdict, VerdictWord
+from ckptdrill.model import Launch, LaunchRecord, Plan, Verdict, VerdictWord
+from ckptdrill.reasons import EXPLANATIONS
 from ckptdrill.schedule import Capacity, Graph, forecast
 from ckptdrill.spelling import did_you_mean
 from ckptdrill.store import RUN_FORMAT_VERSION, RunFolder, read_json, read_launch, write_json
@@ -120,16 +122,30 @@ def verify(path: Path) -> ExitCode:
 def list_drills() -> ExitCode:
     """Print the drills and the reasons, both read from the code."""
     console = Console()
-    table = Table("drill", "Pass means that the job", "parameters", title="drills")
+    console.print(Text("Drills, and what Pass means in each\n", style="bold"))
     for name in drill.names():
-        each = drill.load(name)
-        table.add_row(name, each.claim.value, ", ".join(each.parameters) or "-")
-    console.print(table)
-    reasons = Table("reason", title="reasons a verdict can have, in the order they are tried")
-    for reason in Reason:
-        reasons.add_row(reason.value)
-    console.print(reasons)
+        _show(console, name, _about_drill(drill.load(name)))
+    console.print(Text("Reasons of a verdict, in the order of the closed list\n", style="bold"))
+    for reason, about in EXPLANATIONS.items():
+        _show(console, f"{reason.value} ({about.word.value})", (about.meaning, about.next_move))
     return ExitCode.AS_EXPECTED
+
+
+def _about_drill(each: drill.Drill) -> Iterator[str]:
+    yield " ".join(each.doc.partition("\n\n")[0].split())
+    yield f"Pass: the job {each.claim.value}."
+    for name, allowed in each.parameters.items():
+        if isinstance(allowed, type):
+            yield f"{name}: any {allowed.__name__}"
+        else:
+            yield f"{name}: {', '.join(map(str, allowed))}"
+
+
+def _show(console: Console, title: str, lines: Iterable[str]) -> None:
+    console.print(Text(title))
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 4)))
+    console.print()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ def order(pair: Pair, source: Topology, target: Topology, *, epochs_in_scope: bo
     steps = pair.compared
     if not steps:
         return Check(Item.DATA, Held.NOT_OBSERVED, "the restored run completed no step to compare")
+    if pair.lost_batches:
+        return Check(Item.DATA, Held.NOT_OBSERVED, pair.lost_batches)
     reference = [global_rows(pair.reference, s, source) for s in steps]
     restored = [global_rows(pair.restored, s, target) for s in steps]
     refs = _refs(pair.reference, steps) + _refs(pair.restored, steps)
@@ -66,7 +68,7 @@ def same_as_control(
     something else than the control.
     """
     steps = [s for s in pair.compared if s <= control.last_step]
-    if not steps:
+    if not steps or pair.lost_batches or control.lost(control.batches, steps):
         return None
     if any(global_rows(control, s, target) != global_rows(pair.restored, s, target) for s in steps):
         return None

@@ -79,6 +79,8 @@ def _logical(name: str, entries: list[tuple[int, JsonValue]]) -> Logical:
 
 
 def _value(name: str, entries: list[tuple[int, JsonValue]]) -> Logical:
+    if any(isinstance(entry, str) and entry.startswith("<") for _, entry in entries):
+        return Logical(name, "value", (), "", complete=False)  # named, but not digested
     texts = {rank: repr(entry) for rank, entry in entries}
     differing = tuple(sorted(texts.items())) if len(set(texts.values())) > 1 else ()
     return Logical(name, "value", (), texts[min(texts)], by_rank=differing)

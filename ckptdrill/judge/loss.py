@@ -24,12 +24,19 @@ def window(
     control: Trajectory | None,
     tolerance: Tolerance,
     noisy: str | None,
+    unmeasured: str | None = None,
 ) -> Check:
-    """Loss of the restored run over the reference, step by step."""
+    """Loss of the restored run over the reference, step by step.
+
+    `unmeasured` says which planned run the band should have come from and did not: without it a
+    loss beyond rounding says nothing about the restore.
+    """
     steps = pair.compared
     reference = [pair.reference.loss(s) for s in steps]
     restored = [pair.restored.loss(s) for s in steps]
     refs = pair.reference.refs(steps) + pair.restored.refs(steps)
+    if pair.lost_steps:
+        return Check(Item.LOSS, Held.NOT_OBSERVED, pair.lost_steps, facts=refs)
     if not steps or None in reference or None in restored:
         return Check(
             Item.LOSS,
@@ -64,6 +71,15 @@ def window(
             f"largest deviation {worst:.2g}, inside the band of {band:.2g} ({source})",
             facts=refs,
             numbers=numbers,
+        )
+    if unmeasured and tolerance.loss is None:
+        return Check(
+            Item.LOSS,
+            Held.NOT_OBSERVED,
+            f"deviates by {worst:.2g}, and how far it may is not known: {unmeasured}",
+            facts=refs,
+            numbers=numbers,
+            next_move="see why that launch ended early, then continue the run with --resume",
         )
     first = steps[next(i for i, d in enumerate(deviations) if d > band)]
     return Check(

@@ -19,6 +19,7 @@ from ckptdrill.model import Check, Held, Item, JsonValue
 # Schedules are float64 arithmetic; recomputing one in another order moves it by a few ulp.
 LR_TOLERANCE = 1e-9
 MIN_LR_STEPS = 2
+Rates = tuple[JsonValue, ...]
 _STEP_NAME = re.compile(
     r"(^|[._\[])(global_?step|completed_?steps?|steps?|iter(ation)?s?|iter_num|it)\]?$",
     re.IGNORECASE,
@@ -30,6 +31,8 @@ def step(pair: Pair) -> Check:
     steps = pair.compared
     if not steps:
         return Check(Item.STEP, Held.NOT_OBSERVED, "the restored run completed no step to compare")
+    if pair.lost_steps:
+        return Check(Item.STEP, Held.NOT_OBSERVED, pair.lost_steps)
     refs = pair.reference.refs(steps[:1]) + pair.restored.refs(steps[:1])
     reference, restored = _counters(pair.reference, steps), _counters(pair.restored, steps)
     counting = [name for name in reference if name in restored and _counts(reference[name])]
@@ -104,17 +107,24 @@ def schedule(pair: Pair, state: states.Sampled) -> Check:
         return Check(
             Item.SCHEDULER, Held.NOT_OBSERVED, f"{len(steps)} steps compared; the LR needs two"
         )
+    unseen = pair.lost_steps or state.missing
+    if unseen:
+        return Check(Item.SCHEDULER, Held.NOT_OBSERVED, unseen)
     reference = [pair.reference.learning_rates(s) for s in steps]
     restored = [pair.restored.learning_rates(s) for s in steps]
     numbers = {
         "steps": list(steps),
-        "reference": [list(r) for r in reference],
-        "restored": [list(r) for r in restored],
+        "reference": [list(r[min(r)]) for r in reference],
+        "restored": [list(r[min(r)]) for r in restored],
         "tolerance": LR_TOLERANCE,
     }
     refs = pair.reference.refs(steps) + pair.restored.refs(steps) + state.refs
     lost = states.scheduler_state(state)
-    wrong = [s for s, a, b in zip(steps, reference, restored, strict=True) if not _close(a, b)]
+    wrong = [
+        (step, *other)
+        for step, a, b in zip(steps, reference, restored, strict=True)
+        if (other := _other_rate(a, b))
+    ]
     if not lost and not wrong:
         return Check(
             Item.SCHEDULER,
@@ -125,14 +135,30 @@ def schedule(pair: Pair, state: states.Sampled) -> Check:
         )
     details = [*lost]
     if wrong:
-        at = steps.index(wrong[0])
+        step, rank, wanted, used = wrong[0]
         details.append(
-            f"LR of step {wrong[0]} is {_shown(restored[at])}, the reference has "
-            f"{_shown(reference[at])}"
+            f"LR of step {step} is {_shown(used)}, the reference has {_shown(wanted)}"
+            + (f" (rank {rank})" if rank else "")
         )
     subjects = ("scheduler",) if lost else ("lr",)
     summary = details[0] if lost else f"state equal, but {details[0]}"
     return Check(Item.SCHEDULER, Held.BROKEN, summary, subjects, tuple(details[:8]), refs, numbers)
+
+
+def _other_rate(
+    reference: Mapping[int, Rates], restored: Mapping[int, Rates]
+) -> tuple[int, Rates, Rates] | None:
+    """The first rank whose LR is not the reference's, with what it should use and what it uses.
+
+    Rank by rank where the ranks are the same; else every rank needs one of the reference that
+    agrees with it.
+    """
+    same = set(reference) == set(restored)
+    for rank, used in sorted(restored.items()):
+        candidates = [reference[rank]] if same else [*dict.fromkeys(reference.values())]
+        if not any(_close(wanted, used) for wanted in candidates):
+            return rank, candidates[0], used
+    return None
 
 
 def _close(a: Sequence[JsonValue], b: Sequence[JsonValue]) -> bool:

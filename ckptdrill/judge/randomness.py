@@ -37,8 +37,11 @@ def random_state(pair: Pair, policy: Policy, *, same_world_size: bool) -> Check:
         )
     if declared is RngPolicy.NOT_GUARANTEED:
         return Check(Item.RNG, Held.OUT_OF_SCOPE, "declared not guaranteed", facts=refs)
-    if not source or not target:
-        return Check(Item.RNG, Held.NOT_OBSERVED, "random state was not recorded", facts=refs)
+    for run in (pair.reference, pair.restored):
+        silent = run.silent(run.sample("rng", pair.restore_step))
+        if silent:
+            what = f"rank {silent[0]} of {run.record.launch_id} recorded no random state"
+            return Check(Item.RNG, Held.NOT_OBSERVED, what, facts=refs)
     if declared is RngPolicy.RESEEDED:
         return _reseeded(source, target, refs)
     return _continued(pair, source, target, refs)

@@ -24,6 +24,7 @@ class Sampled:
 
     source: tuple[Fact, ...]
     target: tuple[Fact, ...]
+    lost: str | None = None  # a rank without a sample: what it held is unknown, not different
 
     @property
     def missing(self) -> str | None:
@@ -32,7 +33,7 @@ class Sampled:
             return "the source run's state at the restored step was not recorded"
         if not self.target:
             return "the restored run's state before its first step was not recorded"
-        return None
+        return self.lost
 
     @property
     def refs(self) -> tuple[str, ...]:
@@ -42,10 +43,14 @@ class Sampled:
 
 def sampled(pair: Pair) -> Sampled:
     """State at the first forward after the restored step, in both runs."""
-    return Sampled(
-        pair.reference.sample("state", pair.restore_step),
-        pair.restored.sample("state", pair.restore_step),
-    )
+    runs = (pair.reference, pair.restored)
+    source, target = (run.sample("state", pair.restore_step) for run in runs)
+    lost = [
+        f"rank {rank} of {run.record.launch_id} recorded no state at the restored step"
+        for run, facts in zip(runs, (source, target), strict=True)
+        for rank in run.silent(facts)[:1]
+    ]
+    return Sampled(source, target, lost[0] if lost else None)
 
 
 def keys(state: Sampled) -> Check:
@@ -83,7 +88,11 @@ def moments(state: Sampled) -> Check:
     lost = sorted(set(source) - set(target))
     problems = _key_problems(source, target) + _value_problems(source, target)
     check = _row(
-        Item.MOMENTS, problems, f"{len(source)} entries equal, by parameter name", state.refs
+        Item.MOMENTS,
+        problems,
+        f"{len(source)} entries equal, by parameter name",
+        state.refs,
+        _incomplete(source, target),
     )
     if source and len(lost) == len(source):
         summary = f"all {len(lost)} entries of the source are missing: a fresh optimizer"
@@ -95,27 +104,31 @@ def hyperparameters(state: Sampled) -> Check:
     """Membership and values of every group except `lr`, which the LR trace judges as it is used."""
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
-    source, target = _groups(state.source), _groups(state.target)
-    if not source:
-        return Check(Item.HYPERPARAMETERS, Held.NOT_OBSERVED, "no optimizer was found in the job")
-    problems = (
-        []
-        if len(source) == len(target)
-        else [f"{len(source)} parameter groups in the source, {len(target)} after the restore"]
-    )
-    for number, (before, after) in enumerate(zip(source, target, strict=False)):
-        problems += _group_problems(number, before, after)
-    return _row(Item.HYPERPARAMETERS, problems, f"{len(source)} groups equal", state.refs)
+    problems: list[str] = []
+    for rank, before, after in _by_rank(state, "groups"):
+        source, target = _groups(before), _groups(after)
+        if not source:
+            what = "no optimizer was found in the job"
+            return Check(Item.HYPERPARAMETERS, Held.NOT_OBSERVED, what)
+        if len(source) != len(target):
+            problems.append(
+                f"{len(source)} parameter groups in the source, {len(target)} after the restore"
+            )
+        for number, (one, other) in enumerate(zip(source, target, strict=False)):
+            problems += [f"{p}{_on(rank)}" for p in _group_problems(number, one, other)]
+    count = len(_groups(state.source[0].data["groups"]))
+    return _row(Item.HYPERPARAMETERS, problems, f"{count} groups equal", state.refs)
 
 
 def group_learning_rates(state: Sampled) -> tuple[str, ...]:
     """Groups whose `lr` differs at the first forward; empty when none or not observed."""
     if state.missing:
         return ()
-    pairs = zip(_groups(state.source), _groups(state.target), strict=False)
     return tuple(
-        f"param_groups[{n}].lr is {b['hyper'].get('lr')}, the reference has {a['hyper'].get('lr')}"
-        for n, (a, b) in enumerate(pairs)
+        f"param_groups[{n}].lr is {b['hyper'].get('lr')}, "
+        f"the reference has {a['hyper'].get('lr')}{_on(rank)}"
+        for rank, source, target in _by_rank(state, "groups")
+        for n, (a, b) in enumerate(zip(_groups(source), _groups(target), strict=False))
         if a["hyper"].get("lr") != b["hyper"].get("lr")
     )
 
@@ -124,10 +137,9 @@ def precision(state: Sampled) -> Check:
     """Loss scalers: their scale and growth tracker must come back."""
     if state.missing:
         return _unobserved(Item.PRECISION, state)
-    source, target = state.source[0].data["scalers"], state.target[0].data["scalers"]
-    if not any(source) and not any(target):
+    if not any(scaler for f in (*state.source, *state.target) for scaler in f.data["scalers"]):
         return Check(Item.PRECISION, Held.HELD, "no loss scaler in use", facts=state.refs)
-    problems = differences("scaler", source, target)
+    problems = _differences_by_rank(state, "scalers", "scaler")
     return _row(Item.PRECISION, problems, "loss scaler state equal", state.refs)
 
 
@@ -135,8 +147,7 @@ def scheduler_state(state: Sampled) -> tuple[str, ...]:
     """Differences between the schedulers' own states, in words; empty when equal or unobserved."""
     if state.missing:
         return ()
-    source, target = state.source[0].data["schedulers"], state.target[0].data["schedulers"]
-    return tuple(differences("scheduler", source, target))
+    return tuple(_differences_by_rank(state, "schedulers", "scheduler"))
 
 
 def matching_step(
@@ -183,7 +194,9 @@ def _tensors(item: Item, state: Sampled, part: str, held: str) -> Check:
     source, target = combine(state.source, part), combine(state.target, part)
     if not source and not target:
         return Check(item, Held.HELD, f"the model has no {part}", facts=state.refs)
-    return _row(item, _value_problems(source, target), f"{len(source)} {held}", state.refs)
+    problems = _value_problems(source, target)
+    unknown = _incomplete(source, target)
+    return _row(item, problems, f"{len(source)} {held}", state.refs, unknown)
 
 
 def _key_problems(source: Mapping[str, Logical], target: Mapping[str, Logical]) -> list[str]:
@@ -207,9 +220,10 @@ def _value_problems(source: Mapping[str, Logical], target: Mapping[str, Logical]
     for name in sorted(set(source) & set(target)):
         before, after = source[name], target[name]
         if not (before.complete and after.complete):
-            problems.append(f"{name}: not every rank recorded its shard")
-        elif before.replicas_differ or after.replicas_differ:
-            problems += _replica_problems(before, after)
+            continue
+        replicas = _replica_problems(before, after)
+        if replicas:
+            problems += replicas
         elif before.digest != after.digest:
             shown = (
                 f" is {after.digest}, the reference has {before.digest}"
@@ -220,8 +234,19 @@ def _value_problems(source: Mapping[str, Logical], target: Mapping[str, Logical]
     return problems
 
 
+def _incomplete(source: Mapping[str, Logical], target: Mapping[str, Logical]) -> list[str]:
+    """Tensors whose recorded parts do not make up the whole: unknown, which is not different."""
+    return [
+        name
+        for name in sorted(set(source) & set(target))
+        if not (source[name].complete and target[name].complete)
+    ]
+
+
 def _replica_problems(before: Logical, after: Logical) -> list[str]:
     """State that each rank holds for itself must come back on the rank that held it."""
+    if not (before.replicas_differ or after.replicas_differ):
+        return []
     held = dict(before.by_rank)
     if not held:
         return [f"{after.name}: ranks hold different values, all ranks of the reference held one"]
@@ -230,8 +255,38 @@ def _replica_problems(before: Logical, after: Logical) -> list[str]:
     return [f"{after.name} on rank {rank} differs from the reference" for rank in wrong]
 
 
-def _groups(facts: Sequence[Fact]) -> list[dict[str, JsonValue]]:
-    return [group for optimizer in facts[0].data["groups"] for group in optimizer]
+def _by_rank(state: Sampled, part: str) -> list[tuple[int, JsonValue, JsonValue]]:
+    """(rank, source, target) of what every rank holds for itself, each distinct pair once.
+
+    Where the number of ranks changes, every restored rank is held against what all ranks of the
+    source shared; where they shared nothing, only rank 0 has a counterpart.
+    """
+    source, target = ([f.data[part] for f in facts] for facts in (state.source, state.target))
+    if len(source) != len(target):
+        shared = all(each == source[0] for each in source)
+        source = [source[0]] * (len(target) if shared else 1)
+    pairs: list[tuple[int, JsonValue, JsonValue]] = []
+    for rank, (before, after) in enumerate(zip(source, target, strict=False)):
+        if all(before != b or after != a for _, b, a in pairs):
+            pairs.append((rank, before, after))
+    return pairs
+
+
+def _differences_by_rank(state: Sampled, part: str, name: str) -> list[str]:
+    return [
+        f"{line}{_on(rank)}"
+        for rank, source, target in _by_rank(state, part)
+        for line in differences(name, source, target)
+    ]
+
+
+def _on(rank: int) -> str:
+    """Where a difference is, if not on the rank that speaks for all."""
+    return f" (rank {rank})" if rank else ""
+
+
+def _groups(optimizers: JsonValue) -> list[dict[str, JsonValue]]:
+    return [group for optimizer in optimizers for group in optimizer]
 
 
 def _group_problems(
@@ -251,7 +306,17 @@ def _group_problems(
     return problems + differences(f"param_groups[{number}]", source, target)
 
 
-def _row(item: Item, problems: list[str], held: str, refs: tuple[str, ...]) -> Check:
+def _row(
+    item: Item,
+    problems: list[str],
+    held: str,
+    refs: tuple[str, ...],
+    incomplete: Sequence[str] = (),
+) -> Check:
+    if not problems and incomplete:
+        what = f"{incomplete[0]} is not wholly recorded"
+        subjects = tuple(incomplete[:_SHOWN])
+        return Check(item, Held.NOT_OBSERVED, what, subjects, facts=refs)
     if not problems:
         return Check(item, Held.HELD, held, facts=refs)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

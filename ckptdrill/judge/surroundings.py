@@ -15,11 +15,10 @@ _VERSIONS = ("torch", "cuda", "python")
 
 def configuration(pair: Pair, policy: Policy, *, same_environment: bool) -> Check:
     """Arguments, code and versions: equal, or on the approved list."""
+    unseen = _not_started(pair)
+    if unseen:
+        return Check(Item.CONFIGURATION, Held.NOT_OBSERVED, unseen)
     source, target = pair.reference.record.of("started"), pair.restored.record.of("started")
-    if not source or not target:
-        return Check(
-            Item.CONFIGURATION, Held.NOT_OBSERVED, "a run did not record how it was started"
-        )
     refs = (source[0].ref, target[0].ref)
     problems = []
     if source[0].data["program_sha256"] != target[0].data["program_sha256"]:
@@ -38,6 +37,9 @@ def configuration(pair: Pair, policy: Policy, *, same_environment: bool) -> Chec
 
 def topology(pair: Pair, plan: Plan) -> Check:
     """Both world sizes as planned, and by which call the state came back."""
+    unseen = _not_started(pair)
+    if unseen:
+        return Check(Item.TOPOLOGY, Held.NOT_OBSERVED, unseen)
     source, target = pair.reference.record.of("started"), pair.restored.record.of("started")
     refs = tuple(f.ref for f in (*source[:1], *target[:1]))
     wanted = (plan.source.topology.world_size, plan.restore.topology.world_size)
@@ -85,6 +87,15 @@ def observer_failures(records: Sequence[LaunchRecord]) -> tuple[str, ...]:
         for record in records
         for f in record.of("observer_failed")
     )
+
+
+def _not_started(pair: Pair) -> str | None:
+    """The first rank that did not record how it was started, in words."""
+    for run in (pair.reference, pair.restored):
+        silent = run.silent(run.record.of("started"))
+        if silent:
+            return f"rank {silent[0]} of {run.record.launch_id} did not record how it was started"
+    return None
 
 
 def _world_size(started: Sequence[Fact]) -> int:

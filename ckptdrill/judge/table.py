@@ -13,7 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptdrill.judge import data, ending, loss, progress, randomness, surroundings
+from ckptdrill.judge import (
+    blame,
+    data,
+    ending,
+    inventory,
+    loss,
+    progress,
+    randomness,
+    surroundings,
+    updates,
+)
 from ckptdrill.judge import state as states
 from ckptdrill.judge.ending import End, Ending
 from ckptdrill.judge.evidence import Evidence
@@ -26,6 +36,7 @@ from ckptdrill.model import (
     JsonValue,
     LaunchRecord,
     Reason,
+    RngPolicy,
     Verdict,
     VerdictWord,
 )
@@ -162,7 +173,9 @@ def _case(evidence: Evidence) -> _Case:
     if back is not None and plan.claim is Claim.DETECTS_DAMAGE:
         pair = Pair(reference, Trajectory(restore, back), back, evidence.window)
     noisy = _noise(evidence, pair)
-    checks = tuple(_scoped(check, evidence) for check in _checks(evidence, pair, noisy))
+    checks = tuple(
+        _scoped(blame.explained(check, pair), evidence) for check in _checks(evidence, pair, noisy)
+    )
     control = _control(evidence)
     plan_differs = (
         data.same_as_control(pair, control, plan.source.topology, plan.restore.topology)
@@ -185,7 +198,7 @@ def _case(evidence: Evidence) -> _Case:
 
 def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, ...]:
     plan = evidence.plan
-    sampled = states.sampled(pair)
+    sampled, control = states.sampled(pair), _control(evidence)
     same_size = plan.source.topology.world_size == plan.restore.topology.world_size
     repeats = [
         Trajectory(r, evidence.start_step)
@@ -214,7 +227,23 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             same_environment=plan.source.environment == plan.restore.environment,
         ),
         surroundings.topology(pair, plan),
-        loss.window(pair, repeats, _control(evidence), evidence.tolerance, noisy),
+        inventory.next_save(
+            pair,
+            repeats,
+            control,
+            safety=evidence.tolerance.safety,
+            random_continues=same_size
+            or evidence.policy.rng_other_world_size is RngPolicy.CONTINUED,
+        ),
+        updates.first(pair, repeats, control, safety=evidence.tolerance.safety, noisy=noisy),
+        loss.window(
+            pair,
+            repeats,
+            _control(evidence),
+            evidence.tolerance,
+            noisy,
+            _unmeasured(evidence, pair),
+        ),
     )
     return (*rows, surroundings.damage(evidence.damage)) if plan.damage is not None else rows
 
@@ -238,6 +267,20 @@ def _control(evidence: Evidence) -> Trajectory | None:
     launch = evidence.plan.control
     record = evidence.record(launch.id) if launch else None
     return Trajectory(record, evidence.start_step) if record else None
+
+
+def _unmeasured(evidence: Evidence, pair: Pair) -> str | None:
+    """Which repeat or control was planned and did not record every compared step, in words."""
+    planned = (*evidence.plan.repeats, *((evidence.plan.control,) if evidence.plan.control else ()))
+    for launch in planned:
+        record = evidence.record(launch.id)
+        if record is None:
+            return evidence.skipped.get(launch.id, f"{launch.id} has not run")
+        run = Trajectory(record, evidence.start_step)
+        lost = run.lost(run.stepped, pair.compared)
+        if lost:
+            return lost
+    return None
 
 
 def _noise(evidence: Evidence, pair: Pair) -> str | None:
@@ -384,9 +427,7 @@ def _batch_plan(case: _Case) -> Verdict | None:
     alone makes them.
     """
     broken = {check.item for check in case.having(Held.BROKEN)}
-    if case.batch_plan is None or not broken or not broken <= {Item.DATA, Item.LOSS, Item.STEP}:
-        return None
-    if Item.STEP in broken:
+    if case.batch_plan is None or not broken or not broken <= _OF_THE_BATCHES:
         return None
     check = next(c for c in case.checks if c.item is Item.DATA)
     return _verdict(
@@ -521,6 +562,9 @@ _DAMAGE_RULES = (
     _damage_unseen,
 )
 
+# What other batches make different although everything was restored.
+_OF_THE_BATCHES = {Item.DATA, Item.INVENTORY, Item.UPDATES, Item.LOSS}
+
 _DIVERGED_MOVES = {
     Item.STEP: "compare what the script stores as its step with where its loop starts",
     Item.WEIGHTS: "check key prefixes and strictness of the load, and what runs after it",
@@ -530,6 +574,7 @@ _DIVERGED_MOVES = {
     Item.SCHEDULER: "restore the scheduler's state_dict, and let it drive the optimizer that steps",
     Item.PRECISION: "restore the loss scaler's state_dict",
     Item.DATA: "store the sampler's epoch and position, and set both before the first batch",
+    Item.INVENTORY: "compare what the script saves under this key with what it puts back",
     Item.RNG: "restore the generators last, after everything that seeds or draws",
 }
 

@@ -35,12 +35,25 @@ class Trajectory:
         """
         return _by_step(self.record.of("batch"), self.offset + 1)
 
-    @property
+    @cached_property
     def last_step(self) -> int:
-        """The last completed step that every rank which trained has recorded."""
-        ranks = {fact.rank for facts in self.stepped.values() for fact in facts}
-        whole = [s for s, facts in self.stepped.items() if {f.rank for f in facts} >= ranks]
-        return max(whole, default=self.offset)
+        """The last step that every rank completed: every fact says how far its rank had come."""
+        reached: dict[int, int] = {}
+        for fact in self.record.facts:
+            reached[fact.rank] = max(reached.get(fact.rank, 0), fact.step)
+        return self.offset + min(reached.values(), default=0)
+
+    def lost(self, facts: Mapping[int, tuple[Fact, ...]], steps: Iterable[int]) -> str | None:
+        """The first rank that left nothing in `facts` for one of `steps`, in words."""
+        for step in steps:
+            silent = self.silent(facts.get(step, ()))
+            if silent:
+                return f"rank {silent[0]} of {self.record.launch_id} lacks facts of step {step}"
+        return None
+
+    def silent(self, facts: Iterable[Fact]) -> tuple[int, ...]:
+        """The ranks of this launch that none of `facts` comes from."""
+        return tuple(sorted(set(range(self.record.world_size)) - {f.rank for f in facts}))
 
     def sample(self, kind: str, step: int, moment: str = "forward") -> tuple[Fact, ...]:
         """The `state`, `rng` or `roots` facts at one completed step; the last one of each rank."""
@@ -55,13 +68,12 @@ class Trajectory:
         steps = {f.step + self.offset for f in self.record.of("state") if _moment(f) == "forward"}
         return tuple(sorted(steps))
 
-    def learning_rates(self, step: int) -> tuple[JsonValue, ...]:
-        """The LR of every group of every optimizer in the step that completed
-        `step`, of one rank.
-        """
-        facts = self.stepped.get(step, ())
-        rank = min((f.rank for f in facts), default=0)
-        return tuple(lr for f in facts if f.rank == rank for lr in f.data["lr"])
+    def learning_rates(self, step: int) -> Mapping[int, tuple[JsonValue, ...]]:
+        """Rank -> the LR of every group of every optimizer in the step that completed `step`."""
+        found: dict[int, tuple[JsonValue, ...]] = {}
+        for fact in self.stepped.get(step, ()):
+            found[fact.rank] = (*found.get(fact.rank, ()), *fact.data["lr"])
+        return found
 
     def loss(self, step: int) -> float | None:
         """Mean over ranks of the sum over micro-batches: what the update of this step followed.
@@ -104,6 +116,20 @@ class Pair:
             self.reference.last_step, self.restored.last_step, self.restore_step + self.window
         )
         return tuple(range(self.restore_step + 1, last + 1))
+
+    @property
+    def lost_steps(self) -> str | None:
+        """Why the compared steps are not fully recorded, if they are not: a mean over some of the
+        ranks is another number, not evidence of another training.
+        """
+        runs = (self.reference, self.restored)
+        return next((lost for r in runs if (lost := r.lost(r.stepped, self.compared))), None)
+
+    @property
+    def lost_batches(self) -> str | None:
+        """The same for the batches, of which a global step is the sum."""
+        runs = (self.reference, self.restored)
+        return next((lost for r in runs if (lost := r.lost(r.batches, self.compared))), None)
 
 
 def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import os
+import random
+import sys
 import threading
 import time
 from typing import Any, Callable
@@ -20,6 +22,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from . import inventory
 from .facts import Recorder, chain
 from .watch import Watch
 
@@ -34,6 +37,7 @@ def install(watch: Watch, recorder: Recorder) -> None:
         _optimizer_hooks,
         _scheduler_hooks,
         _scaler_hooks,
+        _restore_hooks,
         _checkpoint_hooks,
         _process_group_hook,
     ):
@@ -173,15 +177,19 @@ def _wrap_everywhere(package: Any, module: str, name: str, wrap: Callable[[Any],
 
 
 def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
-    """Wrap a save call: state at its beginning, facts around it, its future remembered."""
+    """Wrap a save call: state and inventory at its beginning, facts around it, its future kept."""
     sample = recorder.guarded(watch.saving)
 
-    def before(path: str) -> None:
+    def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.current_thread() is threading.main_thread() and watch.optimizers:
             sample()
         recorder.record("save_begin", call=name, path=path)
+        saved = args[0] if args else kwargs.get("state_dict", kwargs.get("obj"))
+        recorder.record(
+            "inventory", at="save", call=name, path=path, leaves=inventory.leaves(saved)
+        )
 
-    def after(result: Any) -> None:
+    def after(_path: str, result: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if name == "async_save":
             watch.pending_saves.append(result)
 
@@ -189,10 +197,18 @@ def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
 
 
 def _loader(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
-    def before(path: str) -> None:
+    """Wrap a load call: what it gave the job, leaf by leaf (DCP fills its argument in place)."""
+
+    def before(path: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         recorder.record("load_begin", call=name, path=path)
 
-    return _timed("load", name, watch, recorder, before, lambda _result: None)
+    def after(path: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        loaded = result if name == "torch.load" else (args[0] if args else kwargs.get("state_dict"))
+        recorder.record(
+            "inventory", at="load", call=name, path=path, leaves=inventory.leaves(loaded)
+        )
+
+    return _timed("load", name, watch, recorder, before, after)
 
 
 def _timed(
@@ -200,8 +216,8 @@ def _timed(
     name: str,
     watch: Watch,
     recorder: Recorder,
-    before: Callable[[str], None],
-    after: Callable[[Any], None],
+    before: Callable[..., None],
+    after: Callable[..., None],
 ) -> Callable[[Any], Any]:
     """Only the outermost call of a thread is recorded: DCP itself calls torch.save
     and torch.load.
@@ -214,7 +230,7 @@ def _timed(
             if getattr(_depth, "storage", False):
                 return plain(*args, **kwargs)
             path = _path(name, args, kwargs)
-            before(path)
+            before(path, args, kwargs)
             phase, watch.phase = watch.phase, kind
             _depth.storage = True
             began = time.perf_counter()
@@ -231,7 +247,7 @@ def _timed(
             recorder.record_durably(
                 f"{kind}_end", call=name, path=path, took_s=round(time.perf_counter() - began, 6)
             )
-            after(result)
+            after(path, result, args, kwargs)
             return result
 
         return call
@@ -251,6 +267,49 @@ def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if not isinstance(target, (str, os.PathLike)):
         target = getattr(target, "name", None)  # an open file knows its path
     return os.path.abspath(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else ""
+
+
+# --------------------------------------------------------------------- state put back, piece by
+# piece
+
+
+def _restore_hooks(watch: Watch, recorder: Recorder) -> None:
+    """Note what each `load_state_dict` and RNG setter put in place: what a later initialiser
+    overwrites can then be told from what was never restored.
+    """
+    note_module = recorder.guarded(watch.module_restored)
+    note_optimizer = recorder.guarded(watch.optimizer_restored)
+    _after(torch.nn.Module, "load_state_dict", note_module)
+    _after(torch.optim.Optimizer, "load_state_dict", note_optimizer)
+    note_rng = recorder.guarded(watch.rng_set)
+    for holder in (torch, torch.random):
+        for name in ("set_rng_state", "manual_seed"):
+            _after(holder, name, functools.partial(note_rng, f"torch.{name}"))
+    for name in ("setstate", "seed"):
+        _after(random, name, functools.partial(note_rng, f"random.{name}"))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        for name in ("set_state", "seed"):
+            _after(numpy.random, name, functools.partial(note_rng, f"numpy.random.{name}"))
+
+
+def _after(holder: Any, name: str, note: Callable[..., None]) -> None:
+    """Call `note(result, *arguments)` after the outermost call of `holder.name`."""
+    plain = getattr(holder, name)
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_depth, "restoring", False):
+            return plain(*args, **kwargs)
+        _depth.restoring = True
+        try:
+            result = plain(*args, **kwargs)
+        finally:
+            _depth.restoring = False
+        note(result, *args, **kwargs)
+        return result
+
+    setattr(holder, name, call)
 
 
 def _process_group_hook(_watch: Watch, recorder: Recorder) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,16 @@ class Roots:
                     if tensor is not None:
                         path = f"{prefix}.{name}" if prefix else name
                         yield label + self._canonical(path, module), tensor, name not in hidden
+
+    def generators(self, is_generator: Callable[[Any], bool]) -> dict[str, Any]:
+        """Generator objects that modules keep as attributes, by the name of the module."""
+        return {
+            f"{label}{prefix}.{key}": value
+            for label, module in self.modules
+            for prefix, child in module.named_modules()
+            for key, value in list(vars(child).items())
+            if is_generator(value)
+        }
 
     def parameter_names(self) -> dict[int, str]:
         """id(parameter) -> its first canonical name."""

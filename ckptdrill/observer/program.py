@@ -6,11 +6,14 @@ The module object, `sys.argv` and `sys.path[0]` are those of a plain start, so t
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.machinery
 import os
 import runpy
 import sys
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -40,6 +43,17 @@ def _run_module(module: str, arguments: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def code_files() -> dict[str, str]:
+    """SHA-256 of every file of the user's own code that is imported now, by module name."""
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and path.endswith(".py") and _is_users(path):
+            with contextlib.suppress(OSError), open(path, "rb") as stream:
+                found[name] = hashlib.sha256(stream.read()).hexdigest()
+    return found
+
+
 def loop_counters(frame: Any, limit: int = 48) -> dict[str, int]:
     """Whole numbers in the frames of the user's own code, from `frame` outwards.
 
@@ -53,6 +67,46 @@ def loop_counters(frame: Any, limit: int = 48) -> dict[str, int]:
             _collect(frame, found)
         frame = frame.f_back
     return dict(list(found.items())[:limit])
+
+
+def generators(frame: Any, is_generator: Callable[[Any], bool]) -> dict[str, Any]:
+    """Generator objects held in the user's frames, or one attribute below, by their names."""
+    found: dict[str, Any] = {}
+    while frame is not None and len(found) < 16:
+        if _is_users(frame.f_code.co_filename):
+            with _variables(frame) as variables:
+                for name, value in variables.items():
+                    for label, held in ((name, value), *_attributes(name, value)):
+                        if is_generator(held) and all(
+                            held is not other for other in found.values()
+                        ):
+                            found.setdefault(label, held)
+        frame = frame.f_back
+    return found
+
+
+def _attributes(name: str, value: Any) -> list[tuple[str, Any]]:
+    if type(value) is dict:
+        return [(f"{name}[{key}]", item) for key, item in list(value.items())[:64]]
+    if type(value).__module__ == "__main__":
+        label = type(value).__name__ if name == "self" else name
+        return [(f"{label}.{key}", item) for key, item in _fields(value)]
+    return []
+
+
+@contextlib.contextmanager
+def _variables(frame: Any) -> Iterator[dict[str, Any]]:
+    """A copy of the frame's variables.
+
+    Up to Python 3.12 `f_locals` of a function is a cache on the frame that would keep the job's
+    tensors alive, so it is emptied again.
+    """
+    variables = frame.f_locals
+    try:
+        yield dict(variables)
+    finally:
+        if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
+            variables.clear()
 
 
 _OPTIMIZED = 0x1  # the code flag of functions: their f_locals is a copy, never the real namespace
@@ -70,17 +124,12 @@ def _is_users(filename: str) -> bool:
 
 
 def _collect(frame: Any, found: dict[str, int]) -> None:
-    variables = frame.f_locals
     where = "" if frame.f_code.co_name == "<module>" else frame.f_code.co_name + "."
-    try:
-        for name, value in list(variables.items()):
+    with _variables(frame) as variables:
+        for name, value in variables.items():
             for key, number in _numbers(name, value):
                 label = key if name == "self" else where + key
                 found.setdefault(label, number)
-    finally:
-        # Up to Python 3.12 this dictionary is a cache that would keep the job's tensors alive.
-        if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
-            variables.clear()
 
 
 def _numbers(name: str, value: Any, depth: int = 0) -> list[tuple[str, int]]:

@@ -19,6 +19,8 @@ import torch
 from . import fingerprint
 from .names import Roots
 
+_NUMPY_GENERATORS = ("Generator", "RandomState")
+
 
 def describe(
     roots: Roots, optimizers: Iterable[Any], schedulers: Iterable[Any], scalers: Iterable[Any]
@@ -28,10 +30,11 @@ def describe(
     optimizers = list(optimizers)
     with torch.no_grad():
         return {
-            "weights": {name: _entry(p) for name, p in roots.parameters()},
-            "buffers": {name: _entry(b) for name, b, _ in roots.buffers()},
-            "optimizer": _optimizer_state(optimizers, names),
+            "weights": {name: entry(p) for name, p in roots.parameters()},
+            "buffers": {name: entry(b) for name, b, _ in roots.buffers()},
+            "optimizer": optimizer_state(optimizers, names),
             "groups": [_groups(optimizer, names) for optimizer in optimizers],
+            "projections": _projections(roots),
             "schedulers": [_plain_state(s, optimizers) for s in schedulers],
             "scalers": [plain(s.state_dict()) for s in scalers],
         }
@@ -56,21 +59,43 @@ def kinds(roots: Roots) -> dict[str, Any]:
     }
 
 
-def random_state() -> dict[str, str]:
-    """One digest per kind of generator: python, numpy (when in use), torch, each CUDA device."""
+def random_state(generators: dict[str, Any] | None = None) -> dict[str, str]:
+    """One digest per generator: python, numpy (when in use), torch, the CUDA device, and the
+    generator objects of the job by the name it holds them under.
+    """
     found = {
-        "python": _digest(repr(random.getstate()).encode()),
-        "torch": _digest(bytes(torch.get_rng_state().tolist())),
+        "python": digest(repr(random.getstate()).encode()),
+        "torch": digest(bytes(torch.get_rng_state().tolist())),
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state(legacy=True)
-        found["numpy"] = _digest(repr((name, rest)).encode() + keys.tobytes())
+        found["numpy"] = digest(repr((name, rest)).encode() + keys.tobytes())
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         device = torch.cuda.current_device()
         state = torch.cuda.get_rng_state(device)
-        found["cuda"] = _digest(bytes(state.tolist()))
+        found["cuda"] = digest(bytes(state.tolist()))
+    for name, generator in (generators or {}).items():
+        found[name] = digest(_generator_state(generator))
     return found
+
+
+def is_generator(value: Any) -> bool:
+    """True for generator objects of torch, NumPy and the standard library."""
+    kind = type(value)
+    if isinstance(value, torch.Generator) or kind is random.Random:
+        return True
+    return kind.__module__.startswith("numpy.random") and kind.__name__ in _NUMPY_GENERATORS
+
+
+def _generator_state(generator: Any) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().tolist())
+    if isinstance(generator, random.Random):
+        return repr(generator.getstate()).encode()
+    holder = getattr(generator, "bit_generator", generator)
+    kept = holder.state if hasattr(holder, "state") else holder.get_state()
+    return repr(plain(kept)).encode()
 
 
 def learning_rates(optimizer: Any) -> list[Any]:
@@ -99,11 +124,11 @@ def plain(value: Any, depth: int = 0) -> Any:
         ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         return [plain(item, depth + 1) for item in ordered]
     if isinstance(value, bytes):
-        return f"bytes:{_digest(value)}"
+        return f"bytes:{digest(value)}"
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:  # NumPy scalars
         return plain(value.item(), depth + 1)
     if hasattr(value, "tobytes"):
-        return f"{value.dtype}{list(value.shape)}:{_digest(value.tobytes())}"
+        return f"{value.dtype}{list(value.shape)}:{digest(value.tobytes())}"
     return f"<{type(value).__name__}>"
 
 
@@ -114,18 +139,31 @@ def _plain_tensor(tensor: torch.Tensor) -> Any:
     local = getattr(tensor, "_local_tensor", tensor)
     if local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
         return plain(local.item())
-    return _entry(tensor)
+    return entry(tensor)
 
 
-def _entry(tensor: torch.Tensor) -> Any:
-    """The entry of a tensor; what has no bytes to digest (meta, sparse) is named as such."""
+def _projections(roots: Roots) -> dict[str, list[float]]:
+    """Layout-free projections of the trained parameters: differences of two give an update's size
+    and direction without keeping a tensor.
+    """
+    return {
+        name: fingerprint.project(parameter)
+        for name, parameter in roots.parameters()
+        if parameter.requires_grad and not parameter.is_meta
+    }
+
+
+def entry(tensor: torch.Tensor) -> Any:
+    """The fingerprint entry of a tensor; what has no bytes to digest (meta, sparse) is named as
+    such.
+    """
     try:
         return fingerprint.entry(tensor)
     except TypeError as error:
         return f"<not digested: {error}>"
 
 
-def _optimizer_state(optimizers: list[Any], names: dict[int, str]) -> dict[str, Any]:
+def optimizer_state(optimizers: list[Any], names: dict[int, str]) -> dict[str, Any]:
     """`{"embed.weight.exp_avg": entry, "embed.weight.step": 5.0}`; a later
     optimizer is prefixed.
     """
@@ -167,5 +205,6 @@ def _plain_state(scheduler: Any, optimizers: list[Any]) -> dict[str, Any]:
     }
 
 
-def _digest(data: bytes) -> str:
+def digest(data: bytes) -> str:
+    """32 hex digits of some bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -20,6 +20,8 @@ import torch
 from . import batches, names, program, state
 from .facts import Recorder, leave
 
+_MAX_KEYS = 200  # key names listed of a load that did not fit
+
 
 class Watch:
     """The state of the loop, fed by the hooks."""
@@ -30,6 +32,7 @@ class Watch:
         self.world_size = int(launch["world_size"])
         self.stop_step = launch.get("stop_step")
         self.sample_steps = {0, *launch.get("sample_steps", ())}
+        self.resumes = bool(launch.get("first_step"))
         self.agree_timeout_s = float(launch.get("agree_timeout_s", 60.0))
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.schedulers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -115,6 +118,40 @@ class Watch:
         """A new optimizer: what is trained must be looked up again."""
         self._trained.clear()
         self._roots = None
+        if self.resumes and len(self.optimizers) == 1:
+            self.sample("made")  # what stands here where nothing is restored
+            self._roots = None  # wrappers and averaged copies are still to come
+
+    def module_restored(self, fit: Any, module: Any, state_dict: Any, *_: Any, **__: Any) -> None:
+        """A module's `load_state_dict` returned `fit`: what stands in it now, and which keys did
+        not fit.
+        """
+        if self.recorder.step:
+            return
+        part = names.Roots([("", weakref.ref(module))])
+        self.recorder.record(
+            "restored",
+            part="weights",
+            values={
+                **{name: state.entry(p) for name, p in part.parameters()},
+                **{name: state.entry(b) for name, b, _ in part.buffers()},
+            },
+            missing=list(getattr(fit, "missing_keys", ()))[:_MAX_KEYS],
+            unexpected=list(getattr(fit, "unexpected_keys", ()))[:_MAX_KEYS],
+            keys=len(state_dict),
+        )
+
+    def optimizer_restored(self, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
+        """An optimizer's `load_state_dict` returned."""
+        if self.recorder.step == 0:
+            roots = names.find_roots(self._optimized())
+            values = state.optimizer_state([optimizer], roots.parameter_names())
+            self.recorder.record("restored", part="optimizer", values=values)
+
+    def rng_set(self, by: str, *_: Any, **__: Any) -> None:
+        """A generator was set or seeded before the first step."""
+        if self.recorder.step == 0:
+            self.recorder.record("rng_set", by=by, kinds=state.random_state())
 
     # ---------------------------------------------------------------- samples and the end
 
@@ -133,7 +170,11 @@ class Watch:
         self.recorder.record(
             "state", at=moment, **facts, took_s=round(time.perf_counter() - began, 6)
         )
-        self.recorder.record("rng", at=moment, kinds=state.random_state())
+        held = roots.generators(state.is_generator)
+        known = {id(generator) for generator in held.values()}
+        framed = program.generators(sys._getframe(), state.is_generator)
+        held.update((name, each) for name, each in framed.items() if id(each) not in known)
+        self.recorder.record("rng", at=moment, kinds=state.random_state(held))
         self._sampled = (self.recorder.step, moment)
 
     def _come_around(self, moment: str) -> None:
@@ -141,6 +182,8 @@ class Watch:
             return
         self._came_around = True
         step = self.recorder.step
+        if step == 0:
+            self.recorder.record("code", files=program.code_files())
         if step in self.sample_steps:
             self.sample(moment)
         if self.stop_step is not None and step >= self.stop_step:

@@ -7,6 +7,9 @@ everything else; until then the folder fails verification, as it should.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
+
 from ckptdrill import store
 from ckptdrill.errors import UserError
 from ckptdrill.model import JsonValue
@@ -37,10 +40,11 @@ def read(run: RunFolder) -> PacketView:
         raise UserError(f"{run.run_json} holds no JSON object", hint="is this the folder of a run?")
     folder = run.root / "cells"
     names = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-    return build(about, [_read_cell(run, name) for name in names])
+    launches = _read_launches(run)
+    return build(about, [_read_cell(run, name, launches) for name in names])
 
 
-def _read_cell(run: RunFolder, cell_id: str) -> StoredCell:
+def _read_cell(run: RunFolder, cell_id: str, launches: Mapping[str, JsonValue]) -> StoredCell:
     folder = run.root / "cells" / cell_id
     problems: list[str] = []
     plan = _read_optional(run, f"cells/{cell_id}/plan.json", problems)
@@ -49,9 +53,19 @@ def _read_cell(run: RunFolder, cell_id: str) -> StoredCell:
         plan=plan,
         verdict=_read_optional(run, f"cells/{cell_id}/verdict.json", problems),
         damage=_read_damage(run, plan, problems),
+        launches=launches,
         replayable=(folder / "repro.sh").is_file(),
         problems=tuple(problems),
     )
+
+
+def _read_launches(run: RunFolder) -> dict[str, JsonValue]:
+    """launch.json of every launch that began; cells share launches, so each is read once."""
+    found: dict[str, JsonValue] = {}
+    for path in sorted(run.root.glob("launches/*/launch.json")):
+        with contextlib.suppress(UserError, OSError, RecursionError):
+            found[path.parent.name] = store.read_json(path)
+    return found
 
 
 def _read_damage(run: RunFolder, plan: JsonValue, problems: list[str]) -> JsonValue:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ckptdrill.model import Item, JsonValue
 from ckptdrill.packet import text
-from ckptdrill.packet.view import CellView, Phases
+from ckptdrill.packet.view import PHASES, CellView, Phases
 
 WIDTH = 340
 HEIGHT = 150
@@ -406,8 +406,11 @@ def _phase_bar(phases: Phases) -> PhaseBar:
         width = 100 * duration_s / total_s if total_s else 0.0
         bars.append(Bar(name, round(offset, 2), round(width, 2), text.seconds(duration_s)))
         offset += width
-    missing = [name for name in phases.missing if name not in phases.merged]
-    notes = [f"measured together: {', '.join(phases.merged)}"] if phases.merged else []
+    told = " ".join(phases.merged)
+    missing = [name for name in phases.missing if name not in told]
+    together = all(part in PHASES for part in phases.merged)
+    notes = [f"measured together: {', '.join(phases.merged)}"] if told and together else []
+    notes += [] if together else phases.merged
     notes += [f"not measured: {', '.join(missing)}"] if missing else []
     notes += [f"wall time of the restore {text.seconds(phases.wall_s)}"] if phases.wall_s else []
     return PhaseBar(tuple(bars), text.seconds(total_s), tuple(notes))

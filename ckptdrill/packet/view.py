@@ -33,7 +33,7 @@ from ckptdrill.model import (
 from ckptdrill.packet import text
 
 PHASES = ("read", "deserialize", "reshard", "initialize", "validate")
-_RECORDED = ("versions", "environments", "launcher", "guard", "node", "source_unchanged")
+_RECORDED = ("versions", "environments", "node", "source_unchanged")
 _ENVIRONMENT_COLUMNS = ("python", "torch", "cuda")
 _RANK_FACT = re.compile(r"launches/([^/]+)/(rank\d+)\.jsonl:(\d+)")
 # What decoding a file of another shape, or of a newer ckptdrill, raises.
@@ -46,12 +46,16 @@ _NOT_A_NOUN = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 
 @dataclass(frozen=True)
 class StoredCell:
-    """The files of one cell as JSON values; None where a file is missing or could not be read."""
+    """The files of one cell as JSON values; None where a file is missing or could not be read.
+
+    `launches` maps the id of each launch of the run that began to its launch.json.
+    """
 
     id: str
     plan: JsonValue = None
     verdict: JsonValue = None
     damage: JsonValue = None
+    launches: Mapping[str, JsonValue] = field(default_factory=dict)
     replayable: bool = False
     problems: tuple[str, ...] = ()
 
@@ -89,7 +93,11 @@ class CheckView:
 
 @dataclass(frozen=True)
 class LaunchView:
-    """One launch of a cell, by the part that it plays."""
+    """One launch of a cell, by the part that it plays.
+
+    `launcher` says how it was started, `guard` how the checkpoint that it was given was kept apart
+    from the source; both are empty where nothing is recorded.
+    """
 
     part: str
     id: str
@@ -97,6 +105,8 @@ class LaunchView:
     environment: str
     stop_step: int
     restores: str
+    launcher: str
+    guard: str
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class DamageView:
 
     id: str
     kind: str
+    guard: str
     files: tuple[DamagedFile, ...]
 
 
@@ -210,7 +221,9 @@ class RunView:
     command: str
     git_head: str
     source_unchanged: bool | None
+    source_changes: tuple[str, ...]
     launcher: str
+    guard: str
     sections: tuple[Section, ...]
     environment_columns: tuple[str, ...]
     environments: tuple[tuple[str, ...], ...]
@@ -240,7 +253,7 @@ class PacketView:
 def build(run_json: Mapping[str, JsonValue], cells: Iterable[StoredCell]) -> PacketView:
     """The view of a run from run.json and its stored cells; equal input gives an equal view."""
     views = sorted(map(_cell, cells), key=lambda view: (view.severity, view.expected, view.id))
-    run = _run(run_json)
+    run = _run(run_json, views)
     code = _exit_code(run, views)
     return PacketView(
         run=run,
@@ -288,10 +301,9 @@ def _exit_code(run: RunView, cells: Iterable[CellView]) -> ExitCode:
     """What the run returned to the shell, by the same rule, from the verdicts alone."""
     codes = [ExitCode.SOURCE_CHANGED] if run.source_unchanged is False else []
     for cell in cells:
-        if not cell.expected and cell.word is VerdictWord.UNSUPPORTED:
-            codes.append(ExitCode.UNSUPPORTED)
-        if not cell.expected and cell.word is VerdictWord.UNPROVEN:
-            codes.append(ExitCode.UNPROVEN)
+        if not cell.expected:
+            refuted = cell.word is VerdictWord.UNSUPPORTED
+            codes.append(ExitCode.UNSUPPORTED if refuted else ExitCode.UNPROVEN)
     return worst(*codes)
 
 
@@ -320,9 +332,10 @@ def _drill_order(drill: str) -> tuple[bool, str]:
 # The run
 
 
-def _run(about: Mapping[str, JsonValue]) -> RunView:
+def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView]) -> RunView:
     started, ended = (_text_of(about.get(key)) for key in ("started_utc", "ended_utc"))
-    launcher = about.get("launcher")
+    launcher, guard = _launcher(about), _guard(about, cells)
+    unwritten = [name for name, found in (("launcher", launcher), ("guard", guard)) if not found]
     unchanged = about.get("source_unchanged")
     columns, rows = _environments(about.get("environments"))
     argv = about.get("argv")
@@ -335,13 +348,40 @@ def _run(about: Mapping[str, JsonValue]) -> RunView:
         command=shlex.join(map(str, argv)) if isinstance(argv, list) else "",
         git_head=_text_of(about.get("git_head")),
         source_unchanged=unchanged if isinstance(unchanged, bool) else None,
-        launcher=_text_of(launcher.get("used")) if isinstance(launcher, Mapping) else "",
+        source_changes=_texts(about.get("source_changes")),
+        launcher=launcher,
+        guard=guard,
         sections=_sections(about),
         environment_columns=columns,
         environments=rows,
-        missing=tuple(key for key in _RECORDED if about.get(key) in (None, {}, "")),
+        missing=(*(key for key in _RECORDED if about.get(key) in (None, {}, "")), *unwritten),
         raw=about,
     )
+
+
+def _launcher(about: Mapping[str, JsonValue]) -> str:
+    """How launches were started, in words; named by environment where there are several."""
+    by_environment = about.get("launchers")
+    if isinstance(by_environment, Mapping) and by_environment:
+        if len(by_environment) == 1:
+            return "".join(map(_text_of, by_environment.values()))
+        return "; ".join(f"{name}: {words}" for name, words in sorted(by_environment.items()))
+    launcher = about.get("launcher")
+    return _text_of(launcher.get("used") if isinstance(launcher, Mapping) else launcher)
+
+
+def _guard(about: Mapping[str, JsonValue], cells: Sequence[CellView]) -> str:
+    """What stood between the jobs and the source checkpoints: each level that was used."""
+    guard = about.get("guard")
+    if isinstance(guard, Mapping):
+        return _text_of(guard.get("level"))
+    used = {launch.guard for cell in cells for launch in cell.launches}
+    used |= {cell.damage.guard for cell in cells if cell.damage}
+    return ", ".join(sorted(used - {""}))
+
+
+def _texts(value: JsonValue) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def _sections(about: Mapping[str, JsonValue]) -> tuple[Section, ...]:
@@ -354,7 +394,7 @@ def _sections(about: Mapping[str, JsonValue]) -> tuple[Section, ...]:
     return tuple(
         Section(title, tuple(text.flatten(about[key])))
         for key, title in titles.items()
-        if about.get(key)
+        if isinstance(about.get(key), Mapping) and about[key]
     )
 
 
@@ -387,7 +427,7 @@ def _cell(stored: StoredCell) -> CellView:
     verdict = _verdict(stored, plan)
     cell = plan.cell if plan else None
     expectation = cell.expect if cell else None
-    launches = _launches(plan) if plan else ()
+    launches = _launches(plan, stored.launches) if plan else ()
     parts = {launch.id: launch.part for launch in launches}
     return CellView(
         id=stored.id,
@@ -401,7 +441,7 @@ def _cell(stored: StoredCell) -> CellView:
         parameters=tuple(text.flatten(cell.parameters)) if cell and cell.parameters else (),
         planned=cell.planned if cell else False,
         blame_item=verdict.blame_item,
-        blame_subject=verdict.blame_subject,
+        blame_subject=_subject(verdict),
         next_move=verdict.next_move,
         checks=tuple(_check(check, parts) for check in verdict.checks),
         not_judged=_not_judged(verdict),
@@ -449,6 +489,11 @@ def _expected(stored: StoredCell, verdict: Verdict, expectation: Expectation | N
     return verdict.meets(expectation)
 
 
+def _subject(verdict: Verdict) -> str | None:
+    """What to blame within the item; an item that is its own subject is not named twice."""
+    return None if verdict.blame_subject == verdict.blame_item else verdict.blame_subject
+
+
 def _place(topology: Topology, environment: str, cell: Cell) -> str:
     """`fsdp4`, `prod (fsdp4)`; with the environment when the cell changes it."""
     short = topology.short
@@ -493,7 +538,7 @@ def _fact_label(ref: str, parts: Mapping[str, str]) -> str:
     return f"{parts.get(found[1], found[1])} {found[2]}:{found[3]}"
 
 
-def _launches(plan: Plan) -> tuple[LaunchView, ...]:
+def _launches(plan: Plan, begun: Mapping[str, JsonValue]) -> tuple[LaunchView, ...]:
     """Every launch once, under the first part that it plays."""
     parts: dict[str, tuple[str, Launch]] = {}
     baseline = "restore" if plan.baseline.id == plan.restore.id else "baseline"
@@ -507,11 +552,12 @@ def _launches(plan: Plan) -> tuple[LaunchView, ...]:
     for part, launch in named:
         if launch is not None:
             parts.setdefault(launch.id, (part, launch))
-    return tuple(_launch(part, launch) for part, launch in parts.values())
+    return tuple(_launch(part, each, begun.get(each.id)) for part, each in parts.values())
 
 
-def _launch(part: str, launch: Launch) -> LaunchView:
+def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
     restores = launch.restores
+    about = begun if isinstance(begun, Mapping) else {}
     damaged = " (damaged copy)" if restores and restores.damage_id else ""
     return LaunchView(
         part=part,
@@ -520,6 +566,8 @@ def _launch(part: str, launch: Launch) -> LaunchView:
         environment=launch.environment,
         stop_step=launch.stop_step,
         restores=f"step {restores.step} of {restores.launch_id}{damaged}" if restores else "",
+        launcher=_text_of(about.get("launcher")),
+        guard=_text_of(about.get("guard")),
     )
 
 
@@ -531,6 +579,7 @@ def _damage(plan: Plan, record: JsonValue) -> DamageView | None:
     return DamageView(
         id=plan.damage.id,
         kind=plan.damage.kind,
+        guard=_text_of(about.get("guard")),
         files=tuple(_damaged_file(file) for file in files if isinstance(file, Mapping)),
     )
 

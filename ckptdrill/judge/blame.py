@@ -1,0 +1,256 @@
+"""Say what a broken item equals instead: the difference between an alarm and an explanation.
+
+The facts hold digests of many alternatives: the same tensor at other steps, other tensors, what
+stood
+there before anything was restored, what a load put in place, other saved leaves, other ranks. Each
+function returns one clause for the first problem it can explain, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckptdrill.judge.inventory import collapsed, saved_at, unread
+from ckptdrill.judge.logical import Logical, combine, is_entry
+from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.model import Check, Fact, Held, Item
+
+_SHOWN = 6
+_PARTS = {Item.WEIGHTS: "weights", Item.BUFFERS: "buffers", Item.MOMENTS: "optimizer"}
+
+
+def explained(check: Check, pair: Pair) -> Check:
+    """`check` with an explanation in its summary and details, where there is one."""
+    if check.status is not Held.BROKEN:
+        return check
+    clauses = list(_clauses(check, pair))
+    if not clauses:
+        return check
+    return replace(
+        check, summary=f"{check.summary}; {clauses[0]}", details=(*clauses, *check.details)
+    )
+
+
+def _clauses(check: Check, pair: Pair) -> Iterable[str]:
+    if check.item in _PARTS:
+        yield from _tensor_clauses(check, pair, _PARTS[check.item])
+    elif check.item is Item.SCHEDULER:
+        yield from _scheduler_clauses(pair)
+    elif check.item is Item.HYPERPARAMETERS:
+        yield from _hyperparameter_clauses(pair)
+    elif check.item is Item.RNG:
+        yield from _rng_clauses(pair)
+    elif check.item is Item.DATA:
+        yield from _data_clauses(pair)
+    if check.item in (Item.WEIGHTS, Item.RNG, Item.DATA):
+        yield from collapsed(pair)
+        keys = unread(pair)
+        if keys:
+            yield f"saved but never read: {', '.join(keys[:_SHOWN])}"
+
+
+def _tensor_clauses(check: Check, pair: Pair, part: str) -> Iterable[str]:
+    source = combine(pair.reference.sample("state", pair.restore_step), part)
+    target = combine(pair.restored.sample("state", pair.restore_step), part)
+    wrong = [name for name in check.subjects if name in source and name in target]
+    yield from _prefix(pair)
+    yield from _swapped(wrong, source, target)
+    for clause in (
+        _overwritten(wrong, source, pair, part),
+        _other_step(wrong, target, pair, part),
+        _untouched(wrong, target, pair, part),
+        _other_leaf(wrong, target, pair),
+    ):
+        if clause:
+            yield clause
+            return
+
+
+def _prefix(pair: Pair) -> Iterable[str]:
+    """A non-strict load under other names: the keys that did not fit tell by what."""
+    for fact in pair.restored.record.of("restored"):
+        unexpected, missing = fact.data.get("unexpected", []), fact.data.get("missing", [])
+        if not unexpected or not missing:
+            continue
+        for key in missing:
+            prefix = next(
+                (u[: -len(key)] for u in unexpected if u.endswith(key) and u != key), None
+            )
+            if prefix:
+                yield (
+                    f"{len(unexpected)} keys of the checkpoint did not fit and {len(missing)} of "
+                    f"the model were not filled: the stored keys carry the prefix `{prefix}`"
+                )
+                return
+        yield f"{len(unexpected)} stored keys did not fit, {len(missing)} of the model were not filled"
+        return
+
+
+def _swapped(
+    wrong: Sequence[str], source: Mapping[str, Logical], target: Mapping[str, Logical]
+) -> Iterable[str]:
+    for name in wrong:
+        for other in wrong:
+            same = (
+                source[name].digest == target[other].digest
+                and source[other].digest == target[name].digest
+            )
+            if name < other and same and source[name].shape:
+                yield f"{name} and {other} are swapped"
+
+
+def _overwritten(
+    wrong: Sequence[str], source: Mapping[str, Logical], pair: Pair, part: str
+) -> str | None:
+    """State was right when a load put it there, and wrong at the first step."""
+    put = [
+        f
+        for f in pair.restored.record.of("restored")
+        if f.data["part"] == ("optimizer" if part == "optimizer" else "weights")
+    ]
+    loaded = combine([replace(f, data={part: f.data["values"]}) for f in _last_per_rank(put)], part)
+    right = [n for n in wrong if n in loaded and loaded[n].digest == source[n].digest]
+    if right:
+        return f"{_count(right)} was restored, then overwritten before the first step"
+    return None
+
+
+def _other_step(
+    wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair, part: str
+) -> str | None:
+    for step in reversed(pair.reference.sampled_steps()):
+        if step == pair.restore_step:
+            continue
+        then = combine(pair.reference.sample("state", step), part)
+        same = [
+            n for n in wrong if n in then and then[n].digest == target[n].digest and then[n].shape
+        ]
+        if same:
+            return f"{_count(same)} equals step {step}, the checkpoint is step {pair.restore_step}"
+    return None
+
+
+def _untouched(
+    wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair, part: str
+) -> str | None:
+    made = combine(_made(pair), part)
+    same = [n for n in wrong if n in made and made[n].digest == target[n].digest]
+    return (
+        f"{_count(same)} stands as the process initialised it: it was not restored"
+        if same
+        else None
+    )
+
+
+def _other_leaf(wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair) -> str | None:
+    """Another saved leaf was put in its place: the average of the weights, say."""
+    by_digest: dict[str, str] = {}
+    for key, values in saved_at(pair.reference, pair.restore_step).leaves.items():
+        for value in values:
+            if isinstance(value, dict) and is_entry(value.get("entry")):
+                by_digest.setdefault(value["entry"][4], key)
+    for name in wrong:
+        key = by_digest.get(target[name].digest, "")
+        if key and not key.endswith(name):
+            return f"{name} equals the saved leaf `{key}`"
+    return None
+
+
+def _scheduler_clauses(pair: Pair) -> Iterable[str]:
+    source, target = (
+        _schedulers(pair.reference.sample("state", pair.restore_step)),
+        _schedulers(pair.restored.sample("state", pair.restore_step)),
+    )
+    for before, after in zip(source, target, strict=False):
+        a, b = before["state"].get("last_epoch"), after["state"].get("last_epoch")
+        if not isinstance(a, int) or not isinstance(b, int) or a == b:
+            continue
+        if b == 0:
+            yield "the scheduler starts again at its beginning"
+        elif b == 2 * a:
+            yield f"the scheduler was advanced twice: it stands at {b}, not {a}"
+        else:
+            yield f"the scheduler is {abs(b - a)} steps {'ahead' if b > a else 'behind'}"
+    if any(after["drives"] == -1 for after in target):
+        yield "a scheduler drives an optimizer that never steps"
+
+
+def _hyperparameter_clauses(pair: Pair) -> Iterable[str]:
+    made, target = _made(pair), pair.restored.sample("state", pair.restore_step)
+    if made and target and _hypers(made) == _hypers(target):
+        yield "the groups stand as the constructor left them"
+
+
+def _data_clauses(pair: Pair) -> Iterable[str]:
+    """Which of the reference's steps the restored run really went on with."""
+    if not pair.compared:
+        return
+    found = _rows(pair.restored, pair.compared[0])
+    for step in sorted(pair.reference.batches):
+        if step != pair.compared[0] and found and _rows(pair.reference, step) == found:
+            first = min(pair.reference.batches)
+            where = "the beginning of the data" if step == first else f"the batches of step {step}"
+            yield f"the restored run continues with {where}"
+            return
+
+
+def _rows(run: Trajectory, step: int) -> Counter[str]:
+    return Counter(row for rows in run.rows(step).values() for row in rows)
+
+
+def _rng_clauses(pair: Pair) -> Iterable[str]:
+    reference = {f.rank: f.data["kinds"] for f in pair.reference.sample("rng", pair.restore_step)}
+    for now in pair.restored.sample("rng", pair.restore_step):
+        wanted = reference.get(now.rank)
+        if wanted is None or now.data["kinds"] == wanted:
+            continue
+        others = [
+            r for r, kinds in reference.items() if r != now.rank and kinds == now.data["kinds"]
+        ]
+        if others:
+            yield f"rank {now.rank} holds the state of rank {others[0]}"
+            return
+        yield from _reseeded(pair, now, wanted)
+        return
+
+
+def _reseeded(pair: Pair, now: Fact, wanted: Mapping[str, str]) -> Iterable[str]:
+    calls = pair.restored.record.of("rng_set", now.rank)
+    for kind in (k for k in wanted if now.data["kinds"].get(k) != wanted[k]):
+        right = [i for i, f in enumerate(calls) if f.data["kinds"].get(kind) == wanted[kind]]
+        if right:
+            later = [
+                f.data["by"]
+                for f in calls[right[-1] + 1 :]
+                if f.data["kinds"].get(kind) != wanted[kind]
+            ]
+            by = f" by {later[0]}" if later else ""
+            yield (
+                f"{kind} on rank {now.rank} was restored, then overwritten{by} before the first step"
+            )
+            return
+    if not any(f.data["by"].endswith(("setstate", "set_state", "set_rng_state")) for f in calls):
+        yield "no generator state was ever put back"
+
+
+def _made(pair: Pair) -> tuple[Fact, ...]:
+    return pair.restored.sample("state", pair.restore_step, "made")
+
+
+def _schedulers(facts: Sequence[Fact]) -> list[Mapping[str, Any]]:
+    return list(facts[0].data.get("schedulers", [])) if facts else []
+
+
+def _hypers(facts: Sequence[Fact]) -> list[object]:
+    return [group["hyper"] for optimizer in facts[0].data["groups"] for group in optimizer]
+
+
+def _last_per_rank(facts: Sequence[Fact]) -> list[Fact]:
+    return list({f.rank: f for f in facts}.values())
+
+
+def _count(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} (with {len(names) - 1} more)"

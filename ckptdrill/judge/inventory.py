@@ -1,0 +1,306 @@
+"""Judge the job's own saved state: what it saves next must be what the reference saves at that
+step.
+
+Every leaf the job hands to a save call is an item, whatever it is. The post-restore checkpoint is
+the
+next save of the restored run; leaf by leaf it is compared with the reference's save of the same
+step:
+plain values exactly, floating-point tensors within what the topology alone does to them (measured
+by
+the uninterrupted control). Leaves the source itself does not reproduce (times, paths) cannot be
+held
+against a restore; a leaf that equals the control's belongs to the target topology.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ckptdrill.judge.logical import is_entry
+from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.model import Check, Fact, Held, Item, JsonValue
+
+# A projection is a float64 sum over many elements: round-off alone moves it by this much.
+FLOOR = 1e-5
+_SHOWN = 12
+_SHARED = ("save", "async_save")  # the calls of torch.distributed.checkpoint
+_RANDOM = re.compile(r"rng|random|generator|seed", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The leaves of one save (or load), over all ranks and all calls of that step."""
+
+    facts: tuple[Fact, ...]
+
+    @cached_property
+    def leaves(self) -> Mapping[str, tuple[JsonValue, ...]]:
+        """Key -> the values ranks gave it, equal ones once, in rank order."""
+        found: dict[str, dict[str, JsonValue]] = {}
+        for fact in self.facts:
+            prefix = "" if fact.data["call"] in ("save", "async_save", "load") else _file(fact)
+            for key, value in fact.data["leaves"].items():
+                found.setdefault(prefix + key, {}).setdefault(repr(value), value)
+        return {key: tuple(values.values()) for key, values in found.items()}
+
+
+def saved_at(run: Trajectory, step: int) -> Saved:
+    """What the run saved when it had completed `step`."""
+    return Saved(
+        tuple(
+            f
+            for f in run.record.of("inventory")
+            if f.data["at"] == "save" and f.step + run.offset == step
+        )
+    )
+
+
+def saved_steps(run: Trajectory) -> tuple[int, ...]:
+    """Completed steps at which the run saved anything."""
+    return tuple(
+        sorted({f.step + run.offset for f in run.record.of("inventory") if f.data["at"] == "save"})
+    )
+
+
+def next_save(
+    pair: Pair,
+    repeats: Sequence[Trajectory],
+    control: Trajectory | None,
+    *,
+    safety: float,
+    random_continues: bool,
+) -> Check:
+    """One row over all leaves of the first save after the restore that both runs made."""
+    reference_steps = [s for s in saved_steps(pair.reference) if s > pair.restore_step]
+    restored_steps = [s for s in saved_steps(pair.restored) if s > pair.restore_step]
+    common = sorted(set(reference_steps) & set(restored_steps))
+    if not common:
+        return _no_common_save(pair, reference_steps, restored_steps)
+    step = common[0]
+    reference, restored = saved_at(pair.reference, step), saved_at(pair.restored, step)
+    refs = tuple(f.ref for f in (*reference.facts, *restored.facts))
+    others = [saved_at(run, step) for run in repeats]
+    beside = saved_at(control, step) if control else None
+    comparison = _Comparison(reference, restored, others, beside, safety, random_continues)
+    problems = list(collapsed(pair))
+    problems += [text for key in sorted(comparison.keys) if (text := comparison.problem(key))]
+    numbers = {"step": step, "leaves": len(reference.leaves), "differing": len(problems)}
+    if not problems:
+        return Check(
+            Item.INVENTORY,
+            Held.HELD,
+            f"{len(comparison.keys)} leaves of the save at step {step} are the reference's",
+            facts=refs,
+            numbers=numbers,
+        )
+    more = f" (and {len(problems) - 1} more leaves)" if problems[1:] else ""
+    return Check(
+        Item.INVENTORY,
+        Held.BROKEN,
+        f"at the next save (step {step}) {problems[0]}{more}",
+        tuple(p.split(" ", 1)[0] for p in problems[:_SHOWN]),
+        tuple(problems[:_SHOWN]),
+        refs,
+        numbers,
+    )
+
+
+def collapsed(pair: Pair) -> tuple[str, ...]:
+    """Rank-private values that every rank saved under one key, of which one copy came back.
+
+    torch.distributed.checkpoint keeps one copy of a key; torch.save writes a file per rank and
+    call.
+    """
+    saves = [
+        f for f in saved_at(pair.reference, pair.restore_step).facts if f.data["call"] in _SHARED
+    ]
+    loads = [f for f in pair.restored.record.of("inventory") if f.data["at"] == "load"]
+    saved = {f.rank: f.data["leaves"] for f in saves}
+    if len(saved) != pair.restored.record.world_size:
+        return ()
+    problems = []
+    for fact in loads:
+        own = saved.get(fact.rank, {})
+        for key, value in fact.data["leaves"].items():
+            if key not in own or value == own[key] or not _own_place(value, own[key]):
+                continue
+            giver = next((r for r, leaves in saved.items() if leaves.get(key) == value), None)
+            if giver is not None:
+                problems.append(
+                    f"{key} was saved by every rank under one key, and rank {fact.rank} came back "
+                    f"with rank {giver}'s"
+                )
+    return tuple(problems)
+
+
+def unread(pair: Pair) -> tuple[str, ...]:
+    """Keys of the restored checkpoint that no load of the restored run asked for (DCP only)."""
+    saved = {
+        key
+        for f in saved_at(pair.reference, pair.restore_step).facts
+        if f.data["call"] in _SHARED
+        for key in f.data["leaves"]
+    }
+    loads = [
+        f
+        for f in pair.restored.record.of("inventory")
+        if f.data["at"] == "load" and f.data["call"] == "load"
+    ]
+    read = {key for f in loads for key in f.data["leaves"]}
+    return tuple(sorted(saved - read)) if loads else ()
+
+
+def _own_place(loaded: JsonValue, saved: JsonValue) -> bool:
+    """False for shards of one tensor at different places: those are meant to move between ranks."""
+    if _is_tensor(loaded) and _is_tensor(saved):
+        return bool(loaded["entry"][2:4] == saved["entry"][2:4])
+    return not _is_tensor(loaded) and not _is_tensor(saved)
+
+
+def _no_common_save(pair: Pair, reference: Sequence[int], restored: Sequence[int]) -> Check:
+    if reference and restored:
+        return Check(
+            Item.INVENTORY,
+            Held.BROKEN,
+            f"the reference saves after step {reference[0]}, the restored "
+            f"run after step {restored[0]} of the same training",
+            ("save step",),
+        )
+    if not saved_steps(pair.reference):
+        return Check(
+            Item.INVENTORY,
+            Held.NOT_OBSERVED,
+            "no save call that the observer knows was seen",
+            next_move="save through torch.save or torch.distributed.checkpoint, or declare the "
+            "item out of scope",
+        )
+    return Check(
+        Item.INVENTORY,
+        Held.NOT_EXERCISED,
+        "no save follows the restore inside the drill",
+        next_move="add a step after restore_step to job.saves: what the job saves next shows state "
+        "that nothing else does",
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    reference: Saved
+    restored: Saved
+    repeats: Sequence[Saved]
+    control: Saved | None
+    safety: float
+    random_continues: bool
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys in question: those of the reference, or at another topology those of its control
+        too.
+        """
+        keys = set(self.reference.leaves)
+        if self.control is not None and self.control.leaves:
+            keys &= set(self.control.leaves)
+        return {key for key in keys | set(self.restored.leaves) if self._in_question(key)}
+
+    def problem(self, key: str) -> str | None:
+        """What is wrong with a leaf, in words that begin with its key; None when it is right."""
+        wanted, found = self.reference.leaves.get(key), self.restored.leaves.get(key)
+        if wanted is None or found is None:
+            beside = self.control.leaves.get(key) if self.control else None
+            if wanted is None and found is not None and beside is None:
+                return f"{key} is new, the reference does not save it"
+            return f"{key} is not saved, the reference saves it" if found is None else None
+        if self._agree(key, wanted, found):
+            return None
+        if len(wanted) == len(found) == 1 and not _is_tensor(wanted[0]):
+            return f"{key} is {_short(found[0])}, the reference has {_short(wanted[0])}"
+        return f"{key} differs from the reference's"
+
+    def _in_question(self, key: str) -> bool:
+        """False for what the source does not reproduce and for random state that need not
+        continue.
+        """
+        if not self.random_continues and _RANDOM.search(key):
+            return False
+        wanted = self.reference.leaves.get(key)
+        return all(
+            _same(wanted, repeat.leaves.get(key)) or _floating(wanted)
+            for repeat in self.repeats
+            if repeat.leaves
+        )
+
+    def _agree(self, key: str, wanted: tuple[JsonValue, ...], found: tuple[JsonValue, ...]) -> bool:
+        if _same(wanted, found):
+            return True
+        beside = self.control.leaves.get(key) if self.control else None
+        if beside is not None and _same(beside, found):
+            return True
+        others = [r.leaves[key] for r in self.repeats if key in r.leaves]
+        others += [beside] if beside is not None else []
+        band = max((_distance(wanted, other) for other in others), default=0.0)
+        if band == 0.0 and self.control is None:
+            return False  # the source repeats this leaf bit by bit, so must a restore beside it
+        return _distance(wanted, found) <= max(self.safety * band, FLOOR)
+
+
+def _same(one: tuple[JsonValue, ...] | None, other: tuple[JsonValue, ...] | None) -> bool:
+    """Equal as logical leaves: the same value, or shards that add up to the same digest."""
+    if one is None or other is None:
+        return one is other
+    if {repr(v) for v in one} == {repr(v) for v in other}:
+        return True
+    digests = [_digest(values) for values in (one, other)]
+    return None not in digests and digests[0] == digests[1]
+
+
+def _digest(values: tuple[JsonValue, ...]) -> tuple[JsonValue, ...] | None:
+    entries = [v["entry"] for v in values if _is_tensor(v)]
+    if len(entries) != len(values) or not all(is_entry(e) for e in entries):
+        return None
+    places = {repr((e[2], e[3])): e for e in entries}
+    if len(places) != len(entries):
+        return None  # replicas that differ: only equal sets of them are the same
+    words = [sum(int(e[4][at : at + 16], 16) for e in places.values()) % 2**64 for at in (0, 16)]
+    return (entries[0][0], tuple(entries[0][1]), *words)
+
+
+def _distance(one: tuple[JsonValue, ...], other: tuple[JsonValue, ...]) -> float:
+    """Relative distance of two floating-point leaves; infinite where there is no such thing."""
+    a, b = _vector(one), _vector(other)
+    if a is None or b is None or len(a) != len(b):
+        return math.inf
+    norm = math.hypot(*a)
+    gap = math.hypot(*(x - y for x, y in zip(a, b, strict=True)))
+    return gap / norm if norm else (0.0 if gap == 0.0 else math.inf)
+
+
+def _vector(values: tuple[JsonValue, ...]) -> list[float] | None:
+    if len(values) == 1 and isinstance(values[0], float):
+        return [values[0]]
+    projections = [v.get("projection") for v in values if _is_tensor(v)]
+    if len(projections) != len(values) or not all(projections):
+        return None
+    return [sum(column) for column in zip(*projections, strict=True)]
+
+
+def _floating(values: tuple[JsonValue, ...] | None) -> bool:
+    return values is not None and _vector(values) is not None
+
+
+def _is_tensor(value: JsonValue) -> bool:
+    return isinstance(value, dict) and "entry" in value
+
+
+def _file(fact: Fact) -> str:
+    """torch.save writes one file a call: its name, without the step, keeps equal keys apart."""
+    name = str(fact.data.get("path", "")).rsplit("/", 1)[-1]
+    return re.sub(r"\d+", "N", name) + ":" if name else ""
+
+
+def _short(value: JsonValue) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,153 @@
+"""Judge the first updates: direction and size of what the optimizer did right after the restore.
+
+A projection is linear, so its difference between two steps is the projection of the update; over
+all
+parameters that gives cosine and norm ratio to the reference's update without a stored tensor. A
+fresh
+optimizer, a lost scaler or a wrong batch shows here even where the loss is still the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.model import Check, Held, Item
+
+# Updates are small beside the weights they are read from: one float32 ulp of the weights is already
+# this large a part of a typical update.
+FLOOR = 1e-3
+
+Vectors = Mapping[str, Sequence[float]]
+
+
+def first(
+    pair: Pair,
+    repeats: Sequence[Trajectory],
+    control: Trajectory | None,
+    *,
+    safety: float,
+    noisy: str | None,
+) -> Check:
+    """The update of the first step after the restore, beside the reference's."""
+    step = pair.restore_step + 1
+    wanted, found = update(pair.reference, step), update(pair.restored, step)
+    refs = tuple(
+        f.ref
+        for run in (pair.reference, pair.restored)
+        for s in (step - 1, step)
+        for f in run.sample("state", s)
+    )
+    if not wanted or not found:
+        return Check(
+            Item.UPDATES,
+            Held.NOT_OBSERVED,
+            "state around the first step was not recorded",
+            facts=refs,
+        )
+    if not any(any(v) for v in wanted.values()):
+        return Check(
+            Item.UPDATES,
+            Held.NOT_EXERCISED,
+            "the reference's first step changes no parameter",
+            facts=refs,
+            next_move="restore at a step whose learning rate is not zero",
+        )
+    if noisy:
+        return Check(
+            Item.UPDATES,
+            Held.NOT_OBSERVED,
+            f"the reference does not reproduce itself: {noisy}",
+            facts=refs,
+        )
+    distance = relative_distance(wanted, found)
+    measured = [
+        relative_distance(wanted, other)
+        for run in (*repeats, *([control] if control else []))
+        if (other := update(run, step))
+    ]
+    band = max(safety * max(measured, default=0.0), FLOOR)
+    numbers = {
+        "step": step,
+        "cosine": cosine(wanted, found),
+        "norm_ratio": norm_ratio(wanted, found),
+        "distance": distance,
+        "band": band,
+    }
+    shown = f"cosine {numbers['cosine']:.6f}, norm ratio {numbers['norm_ratio']:.6f}"
+    if distance <= band:
+        return Check(
+            Item.UPDATES,
+            Held.HELD,
+            f"{shown}; distance {distance:.2g}, band {band:.2g}",
+            facts=refs,
+            numbers=numbers,
+        )
+    worst = sorted(wanted, key=lambda n: -_gap(wanted[n], found.get(n, ())))
+    return Check(
+        Item.UPDATES,
+        Held.BROKEN,
+        f"the first update differs: {shown}; distance {distance:.2g}, band {band:.2g}",
+        tuple(worst[:5]),
+        (),
+        refs,
+        numbers,
+    )
+
+
+def update(run: Trajectory, step: int) -> Vectors:
+    """Projection of each parameter's change in the step that completes `step`; empty if
+    unobserved.
+    """
+    before, after = projections(run, step - 1), projections(run, step)
+    return {
+        name: [b - a for a, b in zip(before[name], after[name], strict=True)]
+        for name in before
+        if name in after
+    }
+
+
+def projections(run: Trajectory, step: int) -> Vectors:
+    """Sum of the projections of each parameter's distinct shards."""
+    found: dict[str, dict[str, Sequence[float]]] = {}
+    for fact in run.sample("state", step):
+        for name, values in fact.data.get("projections", {}).items():
+            found.setdefault(name, {})[repr(fact.data["weights"][name][2:4])] = values
+    return {
+        name: [sum(column) for column in zip(*shards.values(), strict=True)]
+        for name, shards in found.items()
+    }
+
+
+def relative_distance(wanted: Vectors, found: Vectors) -> float:
+    """|found - wanted| / |wanted| over all parameters together."""
+    norm = math.sqrt(sum(x * x for v in wanted.values() for x in v))
+    gap = math.sqrt(sum(_gap(v, found.get(name, ())) ** 2 for name, v in wanted.items()))
+    return gap / norm if norm else math.inf
+
+
+def cosine(wanted: Vectors, found: Vectors) -> float:
+    """Cosine of the angle between both updates, estimated from the projections."""
+    dot = sum(
+        x * y
+        for name, v in wanted.items()
+        if name in found
+        for x, y in zip(v, found[name], strict=True)
+    )
+    return dot / max(_norm(wanted) * _norm(found), 1e-300)
+
+
+def norm_ratio(wanted: Vectors, found: Vectors) -> float:
+    """|found| / |wanted|."""
+    return _norm(found) / max(_norm(wanted), 1e-300)
+
+
+def _norm(vectors: Vectors) -> float:
+    return math.sqrt(sum(x * x for v in vectors.values() for x in v))
+
+
+def _gap(wanted: Sequence[float], found: Sequence[float]) -> float:
+    if len(wanted) != len(found):
+        return math.hypot(*wanted)
+    return math.hypot(*(x - y for x, y in zip(wanted, found, strict=True)))

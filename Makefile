@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := tests/constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: drill test lint bench clean
+.PHONY: drill test lint bench corpus clean
 
 # Whatever the verdicts are, say where the evidence is; the exit code stays that of the run.
 drill: $(READY)
@@ -41,6 +41,10 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--editable '.[jobs,dev]' --constraint $(CONSTRAINTS)
 	@touch $@
+
+# Real resume mistakes and healthy jobs, each a small script: what is caught, missed, wrongly accused.
+corpus: $(READY)
+	@$(BIN)/python tests/corpus/run.py
 
 # Everything that can be made again; run folders are evidence and stay.
 clean:

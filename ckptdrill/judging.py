@@ -7,8 +7,8 @@ run can be judged again at any time, without a launch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import PurePosixPath
 
@@ -38,16 +38,24 @@ def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Ve
     def record_of(launch: str, world_size: int) -> LaunchRecord:
         return read_launch(run, launch, world_size)
 
+    def verdict_of(plan: Plan, control_failed: str | None) -> Verdict:
+        if plan.through is None:
+            return table.judge(evidence_of(plan, control_failed))
+        first = verdict_of(replace(plan, restore=plan.through, through=None), control_failed)
+        if _broken(first):
+            return replace(first, explanation=f"the first resume already: {first.explanation}")
+        return table.judge(evidence_of(_second_resume(plan), control_failed))
+
     def evidence_of(plan: Plan, control_failed: str | None) -> Evidence:
         launches = [step for step in plan.steps if isinstance(step, Launch)]
         records = {each.id: record_of(each.id, each.topology.world_size) for each in launches}
         return _evidence(run, matrix, plan, records, skipped, control_failed)
 
     controls = {
-        plan.baseline.id: _control_failure(table.judge(evidence_of(_baseline_plan(plan), None)))
+        plan.baseline.id: _control_failure(verdict_of(_baseline_plan(plan), None))
         for plan in {plan.baseline.id: plan for plan in plans}.values()
     }
-    verdicts = tuple(table.judge(evidence_of(plan, controls[plan.baseline.id])) for plan in plans)
+    verdicts = tuple(verdict_of(plan, controls[plan.baseline.id]) for plan in plans)
     for plan, verdict in zip(plans, verdicts, strict=True):
         _write_verdict(run, plan, verdict)
     return verdicts
@@ -78,7 +86,7 @@ def _evidence(
         tolerance=matrix.tolerance,
         records=records,
         restore_step=plan.restore.restores.step if plan.restore.restores else job.restore_step,
-        start_step=job.start_step,
+        start_step=plan.source.restores.step if plan.source.restores else job.start_step,
         window=job.window,
         saves=job.saves,
         checkpoint_suffix=_suffix(matrix, plan),
@@ -90,8 +98,16 @@ def _evidence(
 
 def _baseline_plan(plan: Plan) -> Plan:
     """The control of a plan as a plan of its own: the same source, restored without a fault."""
-    cell = dataclasses.replace(plan.cell, target=plan.cell.source, drill="baseline")
+    cell = replace(plan.cell, target=plan.cell.source, drill="baseline")
     return Plan(cell, Claim.CONTINUES, plan.source, plan.repeats, plan.baseline, plan.baseline)
+
+
+def _second_resume(plan: Plan) -> Plan:
+    """The second link of a chain: the first restored run saved it and went on, so that run is the
+    reference of the second, whatever round-off its topology brought.
+    """
+    source = plan.through or plan.source
+    return replace(plan, source=source, repeats=(), control=None, through=None)
 
 
 def _control_failure(verdict: Verdict) -> str | None:

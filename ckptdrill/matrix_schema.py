@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ckptdrill import placeholders
-from ckptdrill.model import Item, JsonValue, Reason, RngPolicy, VerdictWord
+from ckptdrill.model import EPOCH_BOUNDARY, Item, JsonValue, Reason, RngPolicy, VerdictWord
 from ckptdrill.spelling import did_you_mean, listed
 from ckptdrill.yaml_lines import Document, Location, Problem, complain, dotted
 
@@ -64,14 +64,18 @@ def _number(value: Any) -> Any:
 
 
 def _item(text: str) -> str:
-    """The text of an `Item`, from that text or from its short name."""
+    """The text of an `Item`, from that text or from its short name; or the one part of an item
+    that can be declared alone.
+    """
+    if text == EPOCH_BOUNDARY:
+        return text
     by_short_name = {item.name.lower(): item.value for item in Item}
     if text in by_short_name:
         return by_short_name[text]
     if text in by_short_name.values():
         return text
     near = did_you_mean(text, [*by_short_name, *by_short_name.values()])
-    raise _wrong(f"unknown state item{near}; allowed: {listed(by_short_name)}")
+    raise _wrong(f"unknown state item{near}; allowed: {listed([*by_short_name, EPOCH_BOUNDARY])}")
 
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]

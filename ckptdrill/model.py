@@ -123,6 +123,7 @@ class Claim(StrEnum):
     """What Pass means for a drill. Few, and closed."""
 
     CONTINUES = "continues the same training"
+    FAILS_CLOSED = "refuses to go on as another training"
     DETECTS_DAMAGE = "detects the damage and falls back to a whole older checkpoint"
 
 
@@ -150,6 +151,10 @@ class Expectation:
     verdict: VerdictWord
     reason: Reason | None = None
     why: str = ""
+
+
+# A part of the data order that can be out of scope alone: datasets too large for a second epoch.
+EPOCH_BOUNDARY = "epoch boundary"
 
 
 class RngPolicy(StrEnum):
@@ -217,6 +222,7 @@ class Launch:
     environment: str
     stop_step: int
     restores: Checkpoint | None = None
+    extra_args: tuple[str, ...] = ()  # appended to the job's own
     launcher: str | None = None  # None: whatever the run chose
 
     @property
@@ -267,14 +273,14 @@ class Plan:
     restore: Launch  # the drilled restore (for the baseline drill: the same as `baseline`)
     control: Launch | None = None  # uninterrupted at the target topology
     damage: Damage | None = None
+    through: Launch | None = None  # the restored run whose own checkpoint is restored again
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """Every step once, dependencies first."""
         ordered: list[Step] = [self.source, *self.repeats]
-        ordered += [
-            step for step in (self.control, self.baseline, self.damage, self.restore) if step
-        ]
+        others = (self.control, self.baseline, self.damage, self.through, self.restore)
+        ordered += [step for step in others if step]
         return tuple({step.id: step for step in ordered}.values())
 
 
@@ -394,6 +400,7 @@ class Reason(StrEnum):
     NOT_EXERCISED = "not-exercised"
     HELD = "held"
     FELL_BACK = "fell-back"
+    FAILED_CLOSED = "failed-closed"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class SharedLaunches:
     """The launches every drill builds upon, named so that equal ones coincide."""
 
     restore_step: int
+    saves: tuple[int, ...]
     end_step: int
     repeats: int
 
@@ -46,10 +47,45 @@ class SharedLaunches:
         return Launch(name, Role.CONTROL, topology, environment, self.end_step)
 
     def restore(
-        self, checkpoint: Checkpoint, topology: Topology, environment: str, name: str
+        self,
+        checkpoint: Checkpoint,
+        topology: Topology,
+        environment: str,
+        name: str,
+        extra_args: tuple[str, ...] = (),
     ) -> Launch:
         """A fresh process restores `checkpoint` at a target topology and trains on."""
-        return Launch(name, Role.RESTORE, topology, environment, self.end_step, checkpoint)
+        return Launch(
+            name, Role.RESTORE, topology, environment, self.end_step, checkpoint, extra_args
+        )
+
+    def older_save(self, cell: Cell) -> int:
+        """The newest saved step before the restored one.
+
+        Raises UserError when there is none.
+        """
+        older = [step for step in self.saves if step < self.restore_step]
+        if not older:
+            raise UserError(
+                f"no step before {self.restore_step} is saved",
+                where=f"cell {cell.id}",
+                hint="add an earlier step to job.saves, or name one: older-step: {step: N}",
+            )
+        return older[-1]
+
+    def next_save(self, cell: Cell) -> int:
+        """The first saved step after the restored one.
+
+        Raises UserError when there is none.
+        """
+        later = [step for step in self.saves if step > self.restore_step]
+        if not later:
+            raise UserError(
+                f"no step after {self.restore_step} is saved",
+                where=f"cell {cell.id}",
+                hint="add a later step to job.saves: it is what the second restore starts from",
+            )
+        return later[0]
 
     def continues(
         self, cell: Cell, damage: Damage | None = None, claim: Claim | None = None
@@ -85,9 +121,15 @@ def plan_all(matrix: Matrix) -> tuple[Plan, ...]:
 
     Raises UserError when two cells want different launches under one name.
     """
+    job = matrix.job
+    later = [step for step in job.saves if step > job.restore_step]
+    chained = any(cell.drill == "chained-resume" for cell in matrix.cells)
+    # A chain restores the next save too, and the reference must go on beyond that one as well.
+    beyond = later[0] + job.window if chained and later else 0
     shared = SharedLaunches(
-        restore_step=matrix.job.restore_step,
-        end_step=matrix.job.end_step,
+        restore_step=job.restore_step,
+        saves=job.saves,
+        end_step=max(job.end_step, beyond),
         repeats=matrix.repeats,
     )
     plans = tuple(drill_files.load(cell.drill).plan(cell, shared) for cell in matrix.cells)

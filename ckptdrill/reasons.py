@@ -130,5 +130,10 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             "The damage was noticed, and training went on from a whole older checkpoint.",
             "Nothing; the packet counts the steps that are trained again.",
         ),
+        Reason.FAILED_CLOSED: Explanation(
+            _PASS,
+            "The job had been changed on purpose, and it stopped before the first step.",
+            "Nothing; a checkpoint of another model is not trained on by mistake.",
+        ),
     }
 )

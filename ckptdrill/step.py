@@ -111,7 +111,7 @@ def describe(
     job, run = setting.matrix.job, setting.run
     filled = _filler(setting, launch)
     resumes = restored_path(setting, launch) is not None
-    args = (*job.args, *job.resume_args) if resumes else job.args
+    args = (*job.args, *(job.resume_args if resumes else ()), *launch.extra_args)
     offset = first_step(setting, launch)
     environment = setting.matrix.environments[launch.environment]
     job_env = {name: filled(text, f"job.env.{name}") for name, text in job.env.items()}
@@ -205,6 +205,7 @@ def _sampled(setting: Setting, launch: Launch, offset: int) -> list[int]:
     job = setting.matrix.job
     begin = launch.restores.step if launch.restores else job.restore_step
     wanted = {*job.saves, job.restore_step, *range(begin, begin + job.window + 1)}
+    wanted |= {step + 1 for step in job.saves}  # any save may be restored: its first update, too
     return sorted(step for step in wanted if offset <= step <= launch.stop_step)
 
 

@@ -23,9 +23,9 @@ MAX_FUNCTION_LINES = 70
 ORDER = (
     ("__init__",),
     ("observer",),
-    ("errors", "resources", "spelling"),
+    ("errors", "probe", "resources", "spelling"),
     ("model",),
-    ("store",),
+    ("reasons", "store"),
     ("placeholders", "yaml_lines"),
     ("drill", "matrix", "matrix_schema"),
     ("plan",),

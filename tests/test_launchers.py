@@ -16,7 +16,7 @@ def launch(name: str, role: Role = Role.RESTORE, launcher: str | None = None) ->
 
 def plan(source_environment: str, target_environment: str, repeats: int = 1) -> Plan:
     cell = Cell("cell", TWO, source_environment, ONE, target_environment, "version-skew")
-    return SharedLaunches(4, 8, repeats).continues(cell)
+    return SharedLaunches(4, (4,), 8, repeats).continues(cell)
 
 
 @pytest.mark.parametrize(

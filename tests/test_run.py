@@ -45,7 +45,7 @@ from ckptdrill.schedule import Capacity
 from ckptdrill.store import RunFolder
 
 TWO, FOUR, ONE = (Topology(f"fsdp{n}", dp_shard=n) for n in (2, 4, 1))
-SHARED = SharedLaunches(restore_step=4, end_step=8, repeats=1)
+SHARED = SharedLaunches(restore_step=4, saves=(4,), end_step=8, repeats=1)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -85,7 +85,8 @@ def _prefix(pair: Pair) -> Iterable[str]:
                     f"the model were not filled: the stored keys carry the prefix `{prefix}`"
                 )
                 return
-        yield f"{len(unexpected)} stored keys did not fit, {len(missing)} of the model were not filled"
+        counts = f"{len(unexpected)} stored keys did not fit"
+        yield f"{counts}, {len(missing)} of the model were not filled"
         return
 
 
@@ -229,7 +230,8 @@ def _reseeded(pair: Pair, now: Fact, wanted: Mapping[str, str]) -> Iterable[str]
             ]
             by = f" by {later[0]}" if later else ""
             yield (
-                f"{kind} on rank {now.rank} was restored, then overwritten{by} before the first step"
+                f"{kind} on rank {now.rank} was restored, then overwritten{by} "
+                "before the first step"
             )
             return
     if not any(f.data["by"].endswith(("setstate", "set_state", "set_rng_state")) for f in calls):

@@ -16,9 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.model import Check, Held, Item, Topology
-
-EPOCH_BOUNDARY = "epoch boundary"
+from ckptdrill.model import EPOCH_BOUNDARY, Check, Held, Item, Topology
 
 
 def order(pair: Pair, source: Topology, target: Topology, *, epochs_in_scope: bool) -> Check:

@@ -59,6 +59,16 @@ def saved_at(run: Trajectory, step: int) -> Saved:
     )
 
 
+def lost_leaves(run: Trajectory, step: int) -> str | None:
+    """The first save call of `step` whose leaves were not recorded, in words."""
+    calls = [f for f in run.record.of("save_begin") if f.step + run.offset == step]
+    recorded = {(f.rank, f.data.get("path")) for f in saved_at(run, step).facts}
+    for call in calls:
+        if (call.rank, call.data.get("path")) not in recorded:
+            return f"rank {call.rank} of {run.record.launch_id} saved at step {step} unrecorded"
+    return None
+
+
 def saved_steps(run: Trajectory) -> tuple[int, ...]:
     """Completed steps at which the run saved anything."""
     return tuple(
@@ -81,12 +91,16 @@ def next_save(
     if not common:
         return _no_common_save(pair, reference_steps, restored_steps)
     step = common[0]
+    lost = lost_leaves(pair.reference, step) or lost_leaves(pair.restored, step)
+    if lost:
+        return Check(Item.INVENTORY, Held.NOT_OBSERVED, lost)
     reference, restored = saved_at(pair.reference, step), saved_at(pair.restored, step)
     refs = tuple(f.ref for f in (*reference.facts, *restored.facts))
-    others = [saved_at(run, step) for run in repeats]
-    beside = saved_at(control, step) if control else None
+    others = [saved_at(run, step) for run in repeats if not lost_leaves(run, step)]
+    whole = control is not None and not lost_leaves(control, step)
+    beside = saved_at(control, step) if control and whole else None
     comparison = _Comparison(reference, restored, others, beside, safety, random_continues)
-    problems = list(collapsed(pair))
+    problems = [*collapsed(pair), *probed(pair)]
     problems += [text for key in sorted(comparison.keys) if (text := comparison.problem(key))]
     numbers = {"step": step, "leaves": len(reference.leaves), "differing": len(problems)}
     if not problems:
@@ -135,6 +149,30 @@ def collapsed(pair: Pair) -> tuple[str, ...]:
                     f"with rank {giver}'s"
                 )
     return tuple(problems)
+
+
+def probed(pair: Pair) -> tuple[str, ...]:
+    """State that the job told through the probe and that differs at the same step of the training.
+
+    Ranks are compared by what they told together, so that another world size is no difference.
+    """
+    told = [_told(run) for run in (pair.reference, pair.restored)]
+    both = sorted(told[0].keys() & told[1].keys())
+    return tuple(
+        f"{name} told at step {step} differs from the reference's"
+        for step, name in both
+        if step > pair.restore_step and told[0][step, name] != told[1][step, name]
+    )
+
+
+def _told(run: Trajectory) -> Mapping[tuple[int, str], set[str]]:
+    """(completed step, name) -> what the ranks told last at that step."""
+    last: dict[tuple[int, str], dict[int, str]] = {}
+    for fact in run.record.of("probe"):
+        if fact.data["what"] == "state":
+            key = (fact.step + run.offset, str(fact.data["name"]))
+            last.setdefault(key, {})[fact.rank] = repr(fact.data["leaves"])
+    return {key: set(values.values()) for key, values in last.items()}
 
 
 def unread(pair: Pair) -> tuple[str, ...]:
@@ -244,7 +282,8 @@ class _Comparison:
         band = max((_distance(wanted, other) for other in others), default=0.0)
         if band == 0.0 and self.control is None:
             return False  # the source repeats this leaf bit by bit, so must a restore beside it
-        return _distance(wanted, found) <= max(self.safety * band, FLOOR)
+        distance = _distance(wanted, found)
+        return math.isfinite(distance) and distance <= max(self.safety * band, FLOOR)
 
 
 def _same(one: tuple[JsonValue, ...] | None, other: tuple[JsonValue, ...] | None) -> bool:
@@ -270,6 +309,8 @@ def _digest(values: tuple[JsonValue, ...]) -> tuple[JsonValue, ...] | None:
 
 def _distance(one: tuple[JsonValue, ...], other: tuple[JsonValue, ...]) -> float:
     """Relative distance of two floating-point leaves; infinite where there is no such thing."""
+    if _same(one, other):
+        return 0.0
     a, b = _vector(one), _vector(other)
     if a is None or b is None or len(a) != len(b):
         return math.inf

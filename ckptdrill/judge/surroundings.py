@@ -24,6 +24,8 @@ def configuration(pair: Pair, policy: Policy, *, same_environment: bool) -> Chec
     if source[0].data["program_sha256"] != target[0].data["program_sha256"]:
         problems.append("program: the script changed between the source run and the restore")
     problems += _version_problems(source[0], target[0]) if same_environment else []
+    problems += _named_problems("code", _code(pair.reference.record), _code(pair.restored.record))
+    problems += _named_problems("config", _told(pair.reference.record), _told(pair.restored.record))
     open_problems = [p for p in problems if not _approved(p, policy.approved)]
     if open_problems:
         return Check(
@@ -108,6 +110,28 @@ def _version_problems(source: Fact, target: Fact) -> list[str]:
         for name in _VERSIONS
         if source.data.get(name) != target.data.get(name)
     ]
+
+
+def _named_problems(
+    kind: str, source: Mapping[str, JsonValue], target: Mapping[str, JsonValue]
+) -> list[str]:
+    """What both runs name and do not agree on. What only one names was not reached by the other."""
+    return [
+        f"{kind}.{name}: differs between the source run and the restore"
+        for name in sorted(source.keys() & target.keys())
+        if source[name] != target[name]
+    ]
+
+
+def _code(record: LaunchRecord) -> Mapping[str, JsonValue]:
+    """SHA-256 of the user's own modules, by name."""
+    return {n: sha for f in record.of("code") for n, sha in f.data["files"].items()}
+
+
+def _told(record: LaunchRecord) -> Mapping[str, JsonValue]:
+    """Configuration that the job told through the probe."""
+    facts = [f for f in record.of("probe") if f.data["what"] == "config"]
+    return {f.data["name"]: f.data["leaves"] for f in facts}
 
 
 def _approved(problem: str, approved: Mapping[str, str]) -> bool:

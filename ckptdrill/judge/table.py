@@ -29,6 +29,7 @@ from ckptdrill.judge.ending import End, Ending
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.judge.trajectory import Pair, Trajectory, local_step_of_save
 from ckptdrill.model import (
+    EPOCH_BOUNDARY,
     Check,
     Claim,
     Held,
@@ -82,7 +83,7 @@ def _judge(evidence: Evidence) -> Verdict:
     if early is not None:
         return early
     case = _case(evidence)
-    rules = _DAMAGE_RULES if evidence.plan.claim is Claim.DETECTS_DAMAGE else _CONTINUITY_RULES
+    rules = _RULES[evidence.plan.claim]
     return next(verdict for rule in rules if (verdict := rule(case)) is not None)
 
 
@@ -218,7 +219,7 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             pair,
             plan.source.topology,
             plan.restore.topology,
-            epochs_in_scope=data.EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
+            epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
         ),
         randomness.random_state(pair, evidence.policy, same_world_size=same_size),
         surroundings.configuration(
@@ -515,7 +516,7 @@ def _incomplete(case: _Case) -> Verdict | None:
 def _open(case: _Case, rows: Sequence[Check]) -> Verdict:
     """An item that was not observed or not exercised makes a Pass impossible."""
     first = min(rows, key=lambda c: (c.status is Held.NOT_EXERCISED, list(Item).index(c.item)))
-    noisy = case.noisy and first.item is Item.LOSS
+    noisy = case.noisy and first.item in {Item.UPDATES, Item.LOSS}
     reason = (
         Reason.NOISY_REFERENCE
         if noisy
@@ -529,7 +530,9 @@ def _open(case: _Case, rows: Sequence[Check]) -> Verdict:
         reason,
         f"{first.item.value}: {first.summary}",
         first,
-        first.next_move,
+        first.next_move
+        or f"read launches/{case.restore.launch_id}/rank*.err for why it was not recorded, then "
+        "run the cell again",
     )
 
 
@@ -550,17 +553,52 @@ def _held(case: _Case) -> Verdict:
     )
 
 
-_CONTINUITY_RULES = (_hung, _refused, _crashed, _batch_plan, _diverged, _incomplete, _held)
-_DAMAGE_RULES = (
-    _fault_not_fired,
-    _hung,
-    _damage_refused,
-    _crashed,
-    _fell_back,
-    _damage_diverged,
-    _incomplete,
-    _damage_unseen,
-)
+def _failed_closed(case: _Case) -> Verdict | None:
+    """An exception before the first step is what a changed job owes its owner."""
+    stopped = case.end.how is End.CRASHED and not case.restore.of("stepped")
+    if case.end.how is not End.REFUSED and not stopped:
+        return None
+    return _verdict(
+        case,
+        VerdictWord.PASS,
+        Reason.FAILED_CLOSED,
+        f"the changed job refused to go on: {case.end.text}",
+        None,
+        "",
+    )
+
+
+def _went_on(case: _Case) -> Verdict:
+    changed = " ".join(case.evidence.plan.restore.extra_args)
+    broken = case.having(Held.BROKEN)
+    first = broken[0] if broken else None
+    found = (
+        f"{first.item.value}: {first.summary}" if first else "it trained as if nothing was changed"
+    )
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED if broken else VerdictWord.UNPROVEN,
+        Reason.DIVERGED if broken else Reason.NOT_EXERCISED,
+        f"the job changed by `{changed}` restored without a word: {found}",
+        first,
+        "load strictly, and compare the stored configuration with the job's before training",
+    )
+
+
+_RULES = {
+    Claim.CONTINUES: (_hung, _refused, _crashed, _batch_plan, _diverged, _incomplete, _held),
+    Claim.FAILS_CLOSED: (_hung, _failed_closed, _crashed, _went_on),
+    Claim.DETECTS_DAMAGE: (
+        _fault_not_fired,
+        _hung,
+        _damage_refused,
+        _crashed,
+        _fell_back,
+        _damage_diverged,
+        _incomplete,
+        _damage_unseen,
+    ),
+}
 
 # What other batches make different although everything was restored.
 _OF_THE_BATCHES = {Item.DATA, Item.INVENTORY, Item.UPDATES, Item.LOSS}

@@ -33,7 +33,8 @@ class Trajectory:
         """Step being trained -> its `batch` facts. A batch seen with n steps done
         belongs to n+1.
         """
-        return _by_step(self.record.of("batch"), self.offset + 1)
+        named = self.record.of("samples")  # the job's own identifiers, where it told them
+        return _by_step(named or self.record.of("batch"), self.offset + 1)
 
     @cached_property
     def last_step(self) -> int:

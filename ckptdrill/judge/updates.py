@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ckptdrill.judge.logical import is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item
 
@@ -33,17 +34,20 @@ def first(
     """The update of the first step after the restore, beside the reference's."""
     step = pair.restore_step + 1
     wanted, found = update(pair.reference, step), update(pair.restored, step)
+    names = wanted.keys() & found.keys()  # names that only one run has are the keys' matter
+    wanted, found = ({n: v[n] for n in sorted(names)} for v in (wanted, found))
     refs = tuple(
         f.ref
         for run in (pair.reference, pair.restored)
         for s in (step - 1, step)
         for f in run.sample("state", s)
     )
-    if not wanted or not found:
+    lost = lost_sample(pair.reference, step) or lost_sample(pair.restored, step)
+    if lost or not wanted or not found:
         return Check(
             Item.UPDATES,
             Held.NOT_OBSERVED,
-            "state around the first step was not recorded",
+            lost or "state around the first step was not recorded",
             facts=refs,
         )
     if not any(any(v) for v in wanted.values()):
@@ -65,7 +69,7 @@ def first(
     measured = [
         relative_distance(wanted, other)
         for run in (*repeats, *([control] if control else []))
-        if (other := update(run, step))
+        if not lost_sample(run, step) and (other := update(run, step))
     ]
     band = max(safety * max(measured, default=0.0), FLOOR)
     numbers = {
@@ -108,12 +112,25 @@ def update(run: Trajectory, step: int) -> Vectors:
     }
 
 
+def lost_sample(run: Trajectory, step: int) -> str | None:
+    """The first rank without a sample before or after the step, in words: its shards are in no sum
+    then.
+    """
+    for sampled in (step - 1, step):
+        silent = run.silent(run.sample("state", sampled))
+        if silent:
+            return f"rank {silent[0]} of {run.record.launch_id} recorded no state at step {sampled}"
+    return None
+
+
 def projections(run: Trajectory, step: int) -> Vectors:
     """Sum of the projections of each parameter's distinct shards."""
     found: dict[str, dict[str, Sequence[float]]] = {}
     for fact in run.sample("state", step):
         for name, values in fact.data.get("projections", {}).items():
-            found.setdefault(name, {})[repr(fact.data["weights"][name][2:4])] = values
+            entry = fact.data["weights"].get(name)
+            if is_entry(entry) and entry[2][:1] != ["partial"]:
+                found.setdefault(name, {})[repr(entry[2:4])] = values
     return {
         name: [sum(column) for column in zip(*shards.values(), strict=True)]
         for name, shards in found.items()

@@ -41,11 +41,17 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
     loop = None
     code = 0
     try:
-        from . import hooks, program, watch  # torch is imported here, with the output in place
+        from . import (  # torch is imported here, with the output in place
+            hooks,
+            probe,
+            program,
+            watch,
+        )
 
         recorder.record_durably("started", **_describe(launch))
         loop = watch.Watch(recorder, launch)
         hooks.install(loop, recorder)
+        probe.attach(recorder)
         program.run(arguments)
         _finish_threads()
     except SystemExit as request:

@@ -47,12 +47,15 @@ class Recorder:
         if where in self._failed:
             return
         self._failed.add(where)
-        self.record(
-            "observer_failed",
-            where=where,
-            error=chain(error),
-            traceback=traceback.format_exc()[-_MAX_TEXT:],
-        )
+        try:
+            self.record(
+                "observer_failed",
+                where=where,
+                error=chain(error),
+                traceback=traceback.format_exc()[-_MAX_TEXT:],
+            )
+        except Exception:
+            pass
 
     def guarded(self, function: F) -> F:
         """Wrap an observation so that its failure becomes a fact and never reaches the job."""
@@ -79,9 +82,7 @@ def chain(error: BaseException | None) -> list[dict[str, Any]]:
     while error is not None and id(error) not in seen and len(links) < 16:
         seen.add(id(error))
         links.append(_link(error))
-        for rank, failure in sorted(
-            getattr(error, "failures", {}).items() if _is_dict(error) else ()
-        ):
+        for rank, failure in _failures(error):
             cause = failure[0] if isinstance(failure, tuple) else failure
             if isinstance(cause, BaseException):
                 links.append({**_link(cause), "failed_rank": rank})
@@ -89,8 +90,14 @@ def chain(error: BaseException | None) -> list[dict[str, Any]]:
     return links
 
 
-def _is_dict(error: BaseException) -> bool:
-    return isinstance(getattr(error, "failures", None), dict)
+def _failures(error: BaseException) -> list[tuple[Any, Any]]:
+    """Ranks and their failures. Any exception may have an attribute of that name, of any kind."""
+    try:
+        failures = getattr(error, "failures", None)
+        known = failures.items() if isinstance(failures, dict) else ()
+        return sorted(known, key=lambda item: (len(str(item[0])), str(item[0])))
+    except Exception:
+        return []
 
 
 def _link(error: BaseException) -> dict[str, Any]:

@@ -90,8 +90,10 @@ def _backward_hook(watch: Watch, recorder: Recorder) -> None:
 
 
 def _optimizer_hooks(watch: Watch, recorder: Recorder) -> None:
+    noted = recorder.guarded(watch.optimizer_made)
+
     def made() -> None:
-        watch.optimizer_made()
+        noted()
         _await_forward()
 
     _remember(torch.optim.Optimizer, watch.optimizers, recorder, then=made)
@@ -122,7 +124,7 @@ def _scaler_hooks(watch: Watch, recorder: Recorder) -> None:
     @functools.wraps(plain_scale)
     def scale(self: Any, outputs: Any) -> Any:
         result = plain_scale(self, outputs)
-        noted(result, self)
+        noted(result, outputs)
         return result
 
     @functools.wraps(plain_step)
@@ -223,36 +225,52 @@ def _timed(
     and torch.load.
     """
     before, after = recorder.guarded(before), recorder.guarded(after)
+    path_of = recorder.guarded(_path)
+
+    @recorder.guarded
+    def note_refusal(path: str, error: BaseException) -> None:
+        recorder.record_durably("refused", during=kind, call=name, path=path, error=chain(error))
+
+    @recorder.guarded
+    def note_end(path: str, began: float) -> None:
+        took_s = round(time.perf_counter() - began, 6)
+        recorder.record_durably(f"{kind}_end", call=name, path=path, took_s=took_s)
 
     def wrap(plain: Any) -> Any:
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
             if getattr(_depth, "storage", False):
                 return plain(*args, **kwargs)
-            path = _path(name, args, kwargs)
-            before(path, args, kwargs)
+            path = path_of(name, args, kwargs) or ""
+            inner = _finishes_async_save()
+            if not inner:
+                before(path, args, kwargs)
             phase, watch.phase = watch.phase, kind
             _depth.storage = True
             began = time.perf_counter()
             try:
                 result = plain(*args, **kwargs)
             except BaseException as error:
-                recorder.record_durably(
-                    "refused", during=kind, call=name, path=path, error=chain(error)
-                )
+                note_refusal(path, error)
                 raise
             finally:
                 _depth.storage = False
             watch.phase = phase
-            recorder.record_durably(
-                f"{kind}_end", call=name, path=path, took_s=round(time.perf_counter() - began, 6)
-            )
-            after(path, result, args, kwargs)
+            note_end(path, began)
+            if not inner:
+                after(path, result, args, kwargs)
             return result
 
         return call
 
     return wrap
+
+
+def _finishes_async_save() -> bool:
+    """True on the thread in which DCP completes an `async_save`: the job's own call has been
+    recorded, and the loop may be at a later step by now.
+    """
+    return threading.current_thread().name.startswith("AsyncCheckpointExecutor")
 
 
 def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -40,13 +40,13 @@ class Watch:
         self.pending_saves: list[Any] = []
         self.phase = "start"
         self._roots: names.Roots | None = None
-        self._losses: list[tuple[torch.Tensor, Any]] = []
+        self._losses: list[torch.Tensor] = []
         self._micro_batches = 0
         self._backward_seen = False
         self._came_around = False
         self._this_round: set[int] = set()
         self._last_round: set[int] = set()
-        self._scales: dict[int, Any] = {}
+        self._unscaled: list[tuple[Any, torch.Tensor]] = []
         self._trained: dict[int, bool] = {}
         self._sampled: tuple[int, str] = (-1, "")
         self.optimizer_events = 0
@@ -64,12 +64,12 @@ class Watch:
         self.recorder.record("batch", micro=self._micro_batches, rows=rows)
         return True
 
-    def scaled(self, outputs: Any, scaler: Any) -> None:
-        """A GradScaler made this loss: remember by what, so that the recorded loss is the real
-        one.
+    def scaled(self, scaled: Any, loss: Any) -> None:
+        """A GradScaler made `scaled` of `loss`: remember the loss, the scaled one may be infinite
+        where its gradients are not.
         """
-        if isinstance(outputs, torch.Tensor):
-            self._scales[id(outputs)] = getattr(scaler, "_scale", None)
+        if isinstance(scaled, torch.Tensor) and isinstance(loss, torch.Tensor):
+            self._unscaled.append((weakref.ref(scaled), loss.detach().clone()))
 
     def backward(self, tensors: Any) -> None:
         """The outermost backward call begins: its scalar roots are the loss of a micro-batch."""
@@ -77,9 +77,9 @@ class Watch:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         for root in roots:
             if isinstance(root, torch.Tensor) and root.numel() == 1:
-                scale = self._scales.get(id(root))
-                self._losses.append((root.detach().clone(), scale))
-        self._scales.clear()
+                losses = [loss for scaled, loss in self._unscaled if scaled() is root]
+                self._losses.append(losses[0] if losses else root.detach().clone())
+        self._unscaled.clear()
         self._micro_batches += 1
         self._backward_seen = True
 
@@ -99,7 +99,7 @@ class Watch:
             "stepped",
             optimizer=position,
             lr=state.learning_rates(optimizer),
-            losses=self._read_losses(),
+            losses=[float(loss) for loss in self._losses],
             micro_batches=self._micro_batches,
             counters=program.loop_counters(sys._getframe()),
             **({"skipped": True} if skipped else {}),
@@ -212,13 +212,6 @@ class Watch:
                 self.recorder.failed("waiting for an asynchronous save", error)
 
     # ---------------------------------------------------------------- helpers
-
-    def _read_losses(self) -> list[float]:
-        values = []
-        for loss, scale in self._losses:
-            value = float(loss)
-            values.append(value / float(scale) if scale is not None else value)
-        return values
 
     def _is_trained(self, module: Any) -> bool:
         known = self._trained.get(id(module))

@@ -100,7 +100,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tokens (rows, TOKENS) int64 to logits (rows, TOKENS, VOCABULARY).
+    """Tokens (rows, TOKENS) int64 to logits (rows, TOKENS, vocabulary).
 
     The persistent buffer ``seen`` counts training forwards and fades in the frozen projection, as
     running statistics do: a resume that loses it trains another model.
@@ -109,13 +109,13 @@ class LanguageModel(nn.Module):
     positions: Tensor
     seen: Tensor
 
-    def __init__(self, dropout: Dropout) -> None:
+    def __init__(self, dropout: Dropout, vocabulary: int, blocks: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
+        self.embedding = nn.Embedding(vocabulary, HIDDEN)
         self.frozen = nn.Linear(HIDDEN, HIDDEN).requires_grad_(False)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
         self.norm = nn.LayerNorm(HIDDEN)
-        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+        self.head = nn.Linear(HIDDEN, vocabulary, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.1)
         self.head.weight = self.embedding.weight
         angles = torch.outer(torch.arange(TOKENS), torch.logspace(0, -3, HIDDEN))
@@ -161,6 +161,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per step")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--scaler", action="store_true", help="scale the loss")
     parser.add_argument(
@@ -189,22 +192,24 @@ def shard(model: LanguageModel, dtype: str) -> None:
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def build_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW in two groups: matrices decay; norms and biases do not, at half the rate."""
+def build_optimizer(model: nn.Module, lr: float, kind: str) -> torch.optim.Optimizer:
+    """Two groups: matrices decay; norms and biases do not, at half the rate."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "lr": lr, "weight_decay": 0.1},
         {"params": [p for p in trained if p.ndim < 2], "lr": lr / 2, "weight_decay": 0.0},
     ]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9)
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-6)
 
 
 def build(args: argparse.Namespace) -> Training:
     torch.manual_seed(args.seed)  # the same weights on every rank, before sharding
     generator = torch.Generator().manual_seed(args.seed)
-    model = LanguageModel(Dropout(args.dropout, generator)).to(DEVICE)
+    model = LanguageModel(Dropout(args.dropout, generator), args.vocabulary, args.blocks).to(DEVICE)
     shard(model, args.dtype)
-    optimizer = build_optimizer(model, args.lr)
+    optimizer = build_optimizer(model, args.lr, args.optimizer)
 
     def rate(step: int) -> float:
         if step < args.warmup_steps:

@@ -10,7 +10,7 @@ import pytest
 from ckptdrill.errors import UserError
 from ckptdrill.model import Reason, VerdictWord
 from ckptdrill.packet import StoredCell, read, verify, write
-from ckptdrill.store import MANIFEST_NAME, RunFolder
+from ckptdrill.store import MANIFEST_NAME, RunFolder, write_json
 
 StoreRun = Callable[..., RunFolder]
 DERIVED = ("index.html", "packet.json", "packet.md", MANIFEST_NAME)
@@ -79,6 +79,18 @@ def test_a_torn_verdict_never_becomes_a_pass(
     write(run)
     found = {cell.id: cell for cell in read(run).cells}
     assert found["a-pass"].word is VerdictWord.UNPROVEN
+
+
+def test_how_each_launch_was_started_is_read_from_its_folder(
+    store_run: StoreRun, all_three: list[StoredCell]
+) -> None:
+    run = store_run(all_three)
+    write_json(run.launch("restore-a-pass") / "launch.json", {"launcher": "warm", "guard": "copy"})
+    (run.root / "launches" / "source-fsdp4").mkdir()
+    (run.root / "launches" / "source-fsdp4" / "launch.json").write_text("{")
+    found = {cell.id: cell.launches for cell in read(run).cells}
+    restores = [each for each in found["a-pass"] if each.part == "restore"]
+    assert [(each.launcher, each.guard) for each in restores] == [("warm", "copy")]
 
 
 def test_a_missing_replay_script_is_not_linked(

@@ -130,6 +130,17 @@ def test_updates_show_the_furthest_first(draw: Draw) -> None:
     ]
 
 
+def test_phases_that_are_merged_in_words_are_not_said_to_be_missing(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    cell = passing("a")
+    words = "read, deserialize and reshard happen in one load call"
+    cell.verdict["numbers"] = {"phases": {"read": 1.0, "initialize": 3.0, "merged": [words]}}
+    bar = plots.of_cell(build(run_json, [cell]).cells[0]).phases
+    assert bar is not None
+    assert bar.notes == (words, "not measured: validate")
+
+
 def test_phases_fill_the_bar(run_json: dict[str, Any], passing: Passing) -> None:
     bar = plots.of_cell(build(run_json, [passing("a")]).cells[0]).phases
     assert bar is not None

@@ -76,6 +76,7 @@ def test_the_sentence_of_simple_runs(
         ("Unsupported", True, ExitCode.AS_EXPECTED),
         ("Unsupported", False, ExitCode.UNSUPPORTED),
         ("Unproven", False, ExitCode.UNPROVEN),
+        ("Pass", False, ExitCode.UNPROVEN),
     ],
 )
 def test_the_exit_code_follows_the_expectation(
@@ -134,6 +135,14 @@ def test_without_a_plan_the_verdict_is_still_shown(
     assert (cell.source, cell.address) == ("unknown", "a")
 
 
+def test_an_item_that_is_its_own_subject_is_blamed_once(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    cell = changed(passing("a"), blame_item="loss", blame_subject="loss")
+    found = build(run_json, [cell]).cells[0]
+    assert (found.blame_item, found.blame_subject) == (Item.LOSS, None)
+
+
 def test_items_without_a_row_are_named(run_json: dict[str, Any], passing: Passing) -> None:
     whole = passing("a")
     rows = [row for row in whole.verdict["checks"] if row["item"] != Item.RNG]
@@ -155,11 +164,27 @@ def test_what_run_json_lacks_is_said(passing: Passing) -> None:
     assert view.run.missing == (
         "versions",
         "environments",
-        "launcher",
-        "guard",
         "node",
         "source_unchanged",
+        "launcher",
+        "guard",
     )
+
+
+def test_launcher_and_guard_come_from_the_launches(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    begun = {"restore-a": {"launcher": "warm", "guard": "reflink"}, "source-fsdp4": []}
+    about = {key: run_json[key] for key in run_json if key not in {"guard", "launcher"}}
+    about["launchers"] = {"default": "warm: asked for"}
+    view = build(about, [dataclasses.replace(passing("a"), launches=begun)])
+    assert (view.run.launcher, view.run.guard, view.run.missing) == (
+        "warm: asked for",
+        "reflink",
+        (),
+    )
+    found = {each.part: (each.launcher, each.guard) for each in view.cells[0].launches}
+    assert (found["restore"], found["source"]) == (("warm", "reflink"), ("", ""))
 
 
 def test_phases_that_were_not_measured_are_named(

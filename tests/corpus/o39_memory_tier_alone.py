@@ -1,0 +1,41 @@
+"""A copy in memory of step 15 and one on disk of step 10: every rank takes the newest that it has,
+and rank 1 has lost its memory.
+"""
+
+import os
+
+import bench
+import torch
+
+
+def tiers(root, rank):
+    memory = os.path.join(root, "memory", f"rank{rank}.pt")
+    return [memory, os.path.join(root, "disk", f"rank{rank}.pt")]
+
+
+def save(job, step, path):
+    memory, disk = tiers(os.path.join(job.args.out, "checkpoints"), job.rank)
+    state = bench.everything(job, step)
+    state["rng"] = bench.rng_state()
+    file = memory if step % 10 else disk
+    os.makedirs(os.path.dirname(file), exist_ok=True)
+    if file == disk or job.rank == 0:  # the host of rank 1 is another one after the failure
+        torch.save(state, file)
+
+
+def choose(job, root):
+    return next(file for file in tiers(root, job.rank) if os.path.exists(file))
+
+
+def restore(job, root):
+    ckpt = torch.load(choose(job, root), weights_only=False)
+    job.model.load_state_dict(ckpt["model"])
+    job.optimizer.load_state_dict(ckpt["optimizer"])
+    job.scheduler.load_state_dict(ckpt["scheduler"])
+    job.loader.load_state_dict(ckpt["loader"])
+    bench.set_rng_state(ckpt["rng"])
+    return ckpt["step"]
+
+
+if __name__ == "__main__":
+    bench.run(save, restore)

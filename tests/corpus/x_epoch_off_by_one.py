@@ -1,0 +1,19 @@
+"""The epoch is stored as the one that was finished, and read as the one to do."""
+
+import bench
+import torch
+
+
+def restore(job, path):
+    ckpt = torch.load(path, weights_only=False)
+    job.model.load_state_dict(ckpt["model"])
+    job.optimizer.load_state_dict(ckpt["optimizer"])
+    job.scheduler.load_state_dict(ckpt["scheduler"])
+    job.loader.load_state_dict(ckpt["loader"])
+    job.loader.epoch += 1
+    bench.set_rng_state(ckpt["rng"][job.rank])
+    return ckpt["step"]
+
+
+if __name__ == "__main__":
+    bench.run(restore=restore)

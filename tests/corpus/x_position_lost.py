@@ -1,0 +1,17 @@
+"""The loader is saved and not put back: the data begin at the beginning."""
+
+import bench
+import torch
+
+
+def restore(job, path):
+    ckpt = torch.load(path, weights_only=False)
+    job.model.load_state_dict(ckpt["model"])
+    job.optimizer.load_state_dict(ckpt["optimizer"])
+    job.scheduler.load_state_dict(ckpt["scheduler"])
+    bench.set_rng_state(ckpt["rng"][job.rank])
+    return ckpt["step"]
+
+
+if __name__ == "__main__":
+    bench.run(restore=restore)

@@ -1,0 +1,19 @@
+"""The order of the samples is drawn from the seed of the new process."""
+
+import bench
+import torch
+
+
+def restore(job, path):
+    ckpt = torch.load(path, weights_only=False)
+    job.model.load_state_dict(ckpt["model"])
+    job.optimizer.load_state_dict(ckpt["optimizer"])
+    job.scheduler.load_state_dict(ckpt["scheduler"])
+    job.loader.load_state_dict(ckpt["loader"])
+    job.loader.seed = torch.initial_seed() % 1000
+    bench.set_rng_state(ckpt["rng"][job.rank])
+    return ckpt["step"]
+
+
+if __name__ == "__main__":
+    bench.run(restore=restore)

@@ -1,0 +1,18 @@
+"""Everything comes back but the step: the loop counts from 0."""
+
+import bench
+import torch
+
+
+def restore(job, path):
+    ckpt = torch.load(path, weights_only=False)
+    job.model.load_state_dict(ckpt["model"])
+    job.optimizer.load_state_dict(ckpt["optimizer"])
+    job.scheduler.load_state_dict(ckpt["scheduler"])
+    job.loader.load_state_dict(ckpt["loader"])
+    bench.set_rng_state(ckpt["rng"][job.rank])
+    return 0
+
+
+if __name__ == "__main__":
+    bench.run(restore=restore)

@@ -1,0 +1,139 @@
+"""What anyone runs first: every cell of the quickstart comes out true, and the packet holds."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+PASSED = ("two_to_two.baseline", "two_to_one.dp-shrink", "two_to_four.dp-grow")
+FLIPPED = "two_to_two.corrupt-shard.bit-flip"
+DAMAGED = ("two_to_two.corrupt-shard.truncate", "two_to_two.corrupt-shard.delete")
+
+
+def test_exit_code_says_that_all_is_as_expected(quickstart: Any) -> None:
+    assert quickstart.code == 0, quickstart.out + quickstart.err
+    assert "none against expectation" in quickstart.out
+    assert str(quickstart.root / "index.html") in quickstart.out.replace("\n", "")
+
+
+def test_the_rest_of_the_world_is_named_in_no_verdict(quickstart: Any) -> None:
+    assert set(quickstart.verdicts) == {*PASSED, "two_to_three.dp-grow", FLIPPED, *DAMAGED}
+
+
+@pytest.mark.parametrize("cell", PASSED)
+def test_supported_topologies_pass_with_every_item_held(quickstart: Any, cell: str) -> None:
+    verdict = quickstart.verdicts[cell]
+    assert (verdict["word"], verdict["reason"]) == ("Pass", "held")
+    statuses = {row["item"]: row["status"] for row in verdict["checks"]}
+    allowed = {"held"} if cell == "two_to_two.baseline" else {"held", "out of scope"}
+    assert set(statuses.values()) <= allowed
+    assert {item for item, status in statuses.items() if status != "held"} <= {"random state"}
+
+
+def test_three_ranks_cannot_carry_the_batch_plan(quickstart: Any) -> None:
+    word, reason, _, subject = quickstart.judged["two_to_three.dp-grow"]
+    assert (word, reason, subject) == ("Unsupported", "batch-plan", "batch plan")
+
+
+def test_a_flipped_bit_is_found_in_the_tensor_that_it_hit(quickstart: Any) -> None:
+    damage = json.loads((quickstart.root / "damages" / f"damage.{FLIPPED}.json").read_bytes())
+    word, reason, item, subject = quickstart.judged[FLIPPED]
+    assert (word, reason, item) == ("Unsupported", "diverged", "weights")
+    assert damage["file"] in subject
+    tensor = damage["tensor"].removeprefix("model.")
+    assert subject == f"{damage['file']}: {tensor}"
+    weights = quickstart.check(FLIPPED, "weights")
+    assert weights["subjects"] == [tensor]
+
+
+@pytest.mark.parametrize("cell", DAMAGED)
+def test_a_broken_file_is_refused_by_the_stack(quickstart: Any, cell: str) -> None:
+    word, reason, _, subject = quickstart.judged[cell]
+    assert (word, reason) == ("Unsupported", "refused")
+    assert subject.endswith(".distcp")
+
+
+def test_rates_are_equal_and_losses_differ_by_round_off_only(quickstart: Any) -> None:
+    largest = {}
+    for cell in PASSED:
+        rates = quickstart.check(cell, "learning-rate schedule")["numbers"]
+        assert len(rates["steps"]) == 5
+        assert rates["restored"] == rates["reference"]
+        assert len({tuple(group) for group in rates["reference"]}) == 5  # a schedule that moves
+        loss = quickstart.check(cell, "loss")["numbers"]
+        assert len(loss["deviation"]) == 5
+        largest[cell] = max(loss["deviation"])
+        assert largest[cell] <= loss["band"]
+    assert largest["two_to_two.baseline"] == 0.0
+    assert 0 < max(largest.values()) < 1e-5  # other topologies add in another order
+
+
+def test_sources_ran_cold_and_the_rest_warm_after_the_two_agreed(quickstart: Any) -> None:
+    def launcher(launch_id: str) -> str:
+        text = (quickstart.launch(launch_id) / "exit.json").read_text()
+        return str(json.loads(text)["launcher"])
+
+    assert launcher("source.two") == "torchrun"
+    assert launcher("restore.two.baseline") == "warm"
+    assert quickstart.about["launchers"] == {
+        "default": "sources torchrun, then warm: both recorded the same facts"
+    }
+
+
+def test_source_checkpoints_are_unchanged(quickstart: Any) -> None:
+    assert quickstart.about["source_unchanged"] is True
+    assert quickstart.about["source_changes"] == []
+    assert quickstart.about["status"] == "judged"
+
+
+def test_what_passed_leaves_no_checkpoint_and_what_failed_does(quickstart: Any) -> None:
+    kept = {path.name for path in (quickstart.root / "work").iterdir()}
+    assert not {"restore.two_to_one.dp-shrink", "restore.two_to_four.dp-grow"} & kept
+    assert {"source.two", f"restore.{FLIPPED}", *(f"restore.{cell}" for cell in DAMAGED)} <= kept
+
+
+def test_packet_verifies_with_and_without_ckptdrill(quickstart: Any, bench: Any) -> None:
+    assert bench.ckptdrill("verify", quickstart.root).code == 0
+    manifest = quickstart.root / "manifest-sha256.txt"
+    listed = subprocess.run(
+        ["sha256sum", "--check", "--quiet", "--strict", manifest.name],
+        cwd=quickstart.root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listed.returncode == 0, listed.stdout
+    names = {line[66:] for line in manifest.read_text().splitlines()}
+    assert {"run.json", "matrix.yaml", "journal.jsonl", "index.html", "packet.json"} <= names
+    assert f"cells/{FLIPPED}/verdict.json" in names
+    assert "launches/source.two/rank0.jsonl" in names
+
+
+def test_a_changed_fact_is_found(quickstart: Any, bench: Any) -> None:
+    copy = bench.folder / "packet"
+    _copy(quickstart.root, copy)
+    facts = copy / "launches" / "source.two" / "rank1.jsonl"
+    facts.write_bytes(facts.read_bytes().replace(b'"step":5', b'"step":6', 1))
+    result = bench.ckptdrill("verify", copy)
+    assert result.code == 1
+    assert "launches/source.two/rank1.jsonl" in result.out
+
+
+def test_judging_again_without_a_launch_gives_the_same_verdicts(
+    quickstart: Any, bench: Any
+) -> None:
+    copy = bench.folder / "packet"
+    _copy(quickstart.root, copy)
+    before = {path.parent.name: path.read_bytes() for path in copy.glob("cells/*/verdict.json")}
+    assert bench.ckptdrill("judge", copy).code == 0
+    after = {path.parent.name: path.read_bytes() for path in copy.glob("cells/*/verdict.json")}
+    assert after == before
+    assert bench.ckptdrill("verify", copy).code == 0
+
+
+def _copy(packet: Path, target: Path) -> None:
+    subprocess.run(["cp", "-a", packet, target], check=True)

@@ -1,0 +1,133 @@
+"""What the job saves next, leaf by leaf, against the reference's save of the same step."""
+
+from typing import Any
+
+import pytest
+
+from ckptdrill.model import Held, Item, Policy, Reason, RngPolicy, VerdictWord
+from tests.judge.history import History, healthy, other
+
+
+def saving(edit: Any, launch: str = "restore", rank: int | None = None) -> History:
+    """The first save after the restore holds other leaves."""
+    return also(healthy("fsdp2", "fsdp4"), edit, launch, rank)
+
+
+def also(history: History, edit: Any, launch: str, rank: int | None = None) -> History:
+    step = 4 if launch == "restore" else 12
+    return history.edited(
+        "inventory", lambda i: edit(i["leaves"]), launch=launch, step=step, at="save", rank=rank
+    )
+
+
+def test_a_cursor_that_only_the_job_knows_is_blamed_by_its_key() -> None:
+    verdict = saving(lambda leaves: leaves.update({"trainer.cursor": 0})).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
+    assert (verdict.blame_item, verdict.blame_subject) == (Item.INVENTORY, "trainer.cursor")
+    assert "trainer.cursor is 0, the reference has 96" in verdict.explanation
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda leaves: leaves.pop("trainer.step"), "trainer.step is not saved"),
+        (lambda leaves: leaves.update({"trainer.new": 1}), "trainer.new is new"),
+    ],
+)
+def test_a_leaf_that_is_gone_or_new_is_blamed(edit: Any, words: str) -> None:
+    assert words in saving(edit).check(Item.INVENTORY).summary
+
+
+def test_a_tensor_that_differs_is_blamed() -> None:
+    def change(leaves: dict[str, Any]) -> None:
+        leaf = leaves["model.mix.weight"]
+        leaf.update(entry=other(leaf["entry"]), projection=[9.0, 9.0])
+
+    check = saving(change, rank=0).check(Item.INVENTORY)
+    assert (check.status, check.subjects) == (Held.BROKEN, ("model.mix.weight",))
+
+
+def test_what_the_source_does_not_reproduce_is_not_held_against_a_restore() -> None:
+    def stamp(leaves: dict[str, Any]) -> None:
+        leaves["saved_at"] = next(times)
+
+    times = iter(range(100))
+    history = healthy("fsdp2", "fsdp4")
+    for launch in ("source", "repeat", "control", "restore"):
+        history = also(history, stamp, launch)
+    assert history.verdict().word is VerdictWord.PASS
+
+
+def test_a_leaf_that_the_target_topology_itself_changes_is_no_fault_of_the_restore() -> None:
+    def resize(leaves: dict[str, Any]) -> None:
+        leaves["trainer.cursor"] = 48
+
+    history = saving(resize)
+    assert history.check(Item.INVENTORY).status is Held.BROKEN
+    assert also(history, resize, "control").check(Item.INVENTORY).status is Held.HELD
+
+
+def test_saved_random_state_counts_only_where_it_must_continue() -> None:
+    def draw(leaves: dict[str, Any]) -> None:
+        leaves["rng.torch"] = 2
+
+    def seed(leaves: dict[str, Any]) -> None:
+        leaves["rng.torch"] = 1
+
+    history = healthy("fsdp2", "fsdp4")
+    for launch in ("source", "repeat"):
+        history = also(history, seed, launch)
+    history = also(also(history, draw, "control"), draw, "restore")
+    assert history.check(Item.INVENTORY).status is Held.HELD
+    strict = also(history, seed, "control").given(
+        policy=Policy(rng_other_world_size=RngPolicy.CONTINUED)
+    )
+    assert strict.check(Item.INVENTORY).status is Held.BROKEN
+
+
+def test_a_job_that_saves_at_another_step_is_blamed() -> None:
+    history = healthy().edited("inventory", lambda _: None)
+    facts = [f for f in history.record("restore").facts if f.kind != "inventory" or f.step != 4]
+    moved = [
+        history.fact("inventory", r, step=3, at="save", call="save", path="/x/step-11", leaves={})
+        for r in (0, 1)
+    ]
+    check = history.with_facts("restore", facts).adding(*moved).check(Item.INVENTORY)
+    assert check.status is not Held.HELD
+    assert check.subjects in {("save step",), ()}
+
+
+def test_a_drill_without_a_later_save_exercises_nothing() -> None:
+    kinds = ("inventory", "save_begin", "save_end")
+    history = healthy().without(*kinds, from_step=1)
+    assert history.check(Item.INVENTORY).status is Held.NOT_EXERCISED
+
+
+def test_a_writer_that_the_observer_does_not_know_is_not_observed() -> None:
+    history = healthy().without("inventory").without("inventory", launch="source")
+    check = history.check(Item.INVENTORY)
+    assert check.status is Held.NOT_OBSERVED
+    assert "out of scope" in check.next_move
+
+
+@pytest.mark.parametrize(("launch", "step"), [("source", 12), ("restore", 4)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_save_of_one_rank_that_went_unrecorded_is_not_a_difference(
+    launch: str, step: int, rank: int
+) -> None:
+    history = healthy("fsdp2").without("inventory", launch=launch, step=step, rank=rank)
+    assert history.check(Item.INVENTORY).status is Held.NOT_OBSERVED
+
+
+@pytest.mark.parametrize("target", ["fsdp2", "fsdp4"])
+@pytest.mark.parametrize("wrong", [0, -1, "text", None, [1], 96.5])
+def test_a_plain_value_has_no_band(target: str, wrong: object) -> None:
+    history = healthy("fsdp2", target)
+    history = also(history, lambda leaves: leaves.update({"trainer.cursor": wrong}), "restore")
+    assert history.check(Item.INVENTORY).status is Held.BROKEN
+
+
+def test_a_plain_value_that_equals_neither_reference_nor_control_is_blamed() -> None:
+    history = saving(lambda leaves: leaves.update({"trainer.cursor": 0}))
+    history = also(history, lambda leaves: leaves.update({"trainer.cursor": 48}), "control")
+    assert history.check(Item.INVENTORY).subjects == ("trainer.cursor",)

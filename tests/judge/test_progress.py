@@ -1,0 +1,115 @@
+"""Where the job believes it is: step counters and the learning rate it really uses."""
+
+from typing import Any
+
+import pytest
+
+from ckptdrill.judge.progress import LR_TOLERANCE
+from ckptdrill.model import Held, Item, Reason
+from tests.judge.history import History, healthy
+
+STEP = "main.state[step]"
+
+
+def counting(by: int, name: str = STEP) -> History:
+    def shift(stepped: dict[str, Any]) -> None:
+        stepped["counters"][name] += by
+
+    return healthy("fsdp2", "ddp1").edited("stepped", shift)
+
+
+@pytest.mark.parametrize("by", [1, -1, -3])
+def test_a_counter_that_is_off_is_told_by_the_step_it_continues_from(by: int) -> None:
+    verdict = counting(by).verdict()
+    assert (verdict.reason, verdict.blame_item) == (Reason.DIVERGED, Item.STEP)
+    assert verdict.blame_subject == STEP
+    assert f"continues from step {8 + by}, not 8" in verdict.explanation
+
+
+def test_a_counter_that_starts_again_is_told_as_such() -> None:
+    verdict = counting(-8).verdict()
+    assert "counts from the beginning again" in verdict.explanation
+    assert verdict.checks[1].numbers["gap"] == -8
+
+
+def test_an_index_that_restarts_in_every_process_is_not_a_wrong_step() -> None:
+    """`enumerate(loader)` begins at 0 after every restore; a real step counter agrees."""
+    history = healthy()
+    counters = [f.data["counters"] for f in history.record("restore").of("stepped")]
+    assert counters[0]["main.batch_index"] == 0
+    assert history.check(Item.STEP).status is Held.HELD
+    assert STEP in history.check(Item.STEP).summary
+
+
+def only(*names: str) -> History:
+    def keep(stepped: dict[str, Any]) -> None:
+        stepped["counters"] = {n: v for n, v in stepped["counters"].items() if n in names}
+
+    return healthy().edited("stepped", keep).edited("stepped", keep, launch="source")
+
+
+def test_without_any_counter_the_step_is_not_observed() -> None:
+    verdict = only("main.micro_step", "main.state[epoch]").verdict()
+    assert (verdict.reason, verdict.blame_item) == (Reason.EVIDENCE_MISSING, Item.STEP)
+    assert "out of scope" in verdict.next_move
+
+
+def test_the_only_counter_there_is_must_continue() -> None:
+    assert only("main.batch_index").check(Item.STEP).status is Held.BROKEN
+
+
+def test_a_lost_scheduler_state_is_blamed() -> None:
+    def reset(state: dict[str, Any]) -> None:
+        state["schedulers"][0]["state"]["last_epoch"] = 0
+
+    verdict = healthy("fsdp2", "fsdp4").state(reset).verdict()
+    assert (verdict.blame_item, verdict.blame_subject) == (Item.SCHEDULER, "scheduler")
+    assert "last_epoch is 0, the reference has 8" in verdict.explanation
+
+
+def test_a_scheduler_that_is_gone_is_blamed() -> None:
+    def drop(state: dict[str, Any]) -> None:
+        state["schedulers"] = []
+
+    assert healthy().state(drop).check(Item.SCHEDULER).status is Held.BROKEN
+
+
+def rate(factor: float, *, from_step: int = 1, rank: int | None = None) -> History:
+    def scale(stepped: dict[str, Any]) -> None:
+        stepped["lr"] = [value * factor for value in stepped["lr"]]
+
+    return healthy("fsdp2", "fsdp4").edited("stepped", scale, from_step=from_step, rank=rank)
+
+
+def test_an_lr_that_is_wrong_from_the_second_step_only_is_seen() -> None:
+    verdict = rate(0.5, from_step=2).verdict()
+    assert (verdict.blame_item, verdict.blame_subject) == (Item.SCHEDULER, "lr")
+    assert "LR of step 10 is" in verdict.explanation
+
+
+def test_an_lr_that_is_wrong_on_a_later_rank_only_is_seen() -> None:
+    verdict = rate(0.5, rank=2).verdict()
+    assert verdict.blame_item is Item.SCHEDULER
+    assert "LR of step 9" in verdict.explanation
+    assert "(rank 2)" in verdict.explanation
+
+
+def test_an_lr_within_rounding_is_the_same() -> None:
+    assert rate(1 + LR_TOLERANCE / 10).check(Item.SCHEDULER).status is Held.HELD
+    assert rate(1 + LR_TOLERANCE * 10).check(Item.SCHEDULER).status is Held.BROKEN
+
+
+def test_an_lr_that_stands_wrong_in_the_group_itself_is_the_groups() -> None:
+    def reset(state: dict[str, Any]) -> None:
+        state["groups"][0][0]["hyper"]["lr"] = 0.1
+
+    verdict = rate(2.0).state(reset).verdict()
+    assert (verdict.blame_item, verdict.blame_subject) == (
+        Item.HYPERPARAMETERS,
+        "param_groups[*].lr",
+    )
+
+
+def test_one_step_is_too_short_for_an_lr() -> None:
+    history = healthy().given(window=1)
+    assert history.check(Item.SCHEDULER).status is Held.NOT_OBSERVED

@@ -1,0 +1,308 @@
+"""One verdict per cell: what comes before a restore, damage claims, declarations, and the rest."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from ckptdrill.judge import table
+from ckptdrill.model import (
+    Claim,
+    DamageKind,
+    Held,
+    Item,
+    Policy,
+    Reason,
+    Verdict,
+    VerdictWord,
+    from_json,
+    to_json,
+)
+from tests.judge.history import History, damage_record, damaged, healthy
+
+LAYOUTS = [
+    ("fsdp2", "fsdp2"),
+    ("fsdp2", "ddp1"),
+    ("fsdp2", "fsdp4"),
+    ("ddp2", "fsdp4tp2"),
+    ("fsdp2tp2", "ddp2fsdp2"),
+    ("ddp1", "tp2"),
+    ("fsdp2cp2", "fsdp2"),
+]
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="-".join)
+def test_a_healthy_history_passes(layouts: tuple[str, str]) -> None:
+    verdict = healthy(*layouts).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.PASS, Reason.HELD), verdict.explanation
+    assert {c.status for c in verdict.checks} <= {Held.HELD, Held.OUT_OF_SCOPE}
+    assert "over 5 steps" in verdict.explanation
+
+
+def test_every_item_of_the_inventory_has_one_row_in_the_order_of_proof() -> None:
+    items = [check.item for check in healthy().verdict().checks]
+    assert items == [item for item in Item if item is not Item.DAMAGE]
+    assert [c.item for c in damaged().verdict().checks] == list(Item)
+
+
+def test_every_row_that_held_cites_facts_that_exist() -> None:
+    history = healthy("fsdp2", "fsdp4")
+    known = {fact.ref for _, fact in history.facts()}
+    for check in history.verdict().checks:
+        assert set(check.facts) <= known
+        assert check.facts
+
+
+# ---------------------------------------------------------------- before there is a restore
+
+
+def early(history: History) -> tuple[VerdictWord, Reason, str]:
+    verdict = history.verdict()
+    return verdict.word, verdict.reason, verdict.explanation
+
+
+@pytest.mark.parametrize("launch", ["source", "restore"])
+def test_what_has_not_run_is_told_with_the_reason(launch: str) -> None:
+    history = healthy("fsdp2", "fsdp4").ended(launch, never=True)
+    skipped = {history.id(launch): "no room for 4 ranks"}
+    expected = (VerdictWord.UNPROVEN, Reason.NOT_RUN, "no room for 4 ranks")
+    assert early(history.given(skipped=skipped)) == expected
+    assert early(history)[:2] == expected[:2]
+    assert "has not run" in early(history)[2]
+    assert history.verdict().next_move == "continue the run with --resume"
+
+
+def test_a_source_that_crashed_is_the_sources_failure() -> None:
+    history = healthy().cut("source", after=3).ended("source", returncode=1)
+    verdict = history.verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.SOURCE_FAILED)
+    assert "launches/source.fsdp2/rank0.err" in verdict.next_move
+
+
+def test_a_source_that_never_trains_is_the_sources_failure() -> None:
+    word, reason, text = early(healthy().without("stepped", launch="source"))
+    assert (word, reason) == (VerdictWord.UNPROVEN, Reason.SOURCE_FAILED)
+    assert "without one training step" in text
+
+
+def test_a_source_that_saves_nothing_is_the_sources_failure() -> None:
+    history = healthy("fsdp2", "fsdp4").ended(never=True)
+    why = "no checkpoint appeared at step-8"
+    word, reason, text = early(history.given(skipped={history.id("restore"): why}))
+    assert (word, reason) == (VerdictWord.UNPROVEN, Reason.SOURCE_FAILED)
+    assert why in text
+
+
+def test_a_restore_that_recorded_nothing_is_the_harness() -> None:
+    history = healthy("fsdp2", "fsdp4").without().ended(returncode=1, error="torchrun not found")
+    verdict = history.verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.HARNESS_ERROR)
+    assert "torchrun not found" in verdict.explanation
+    assert "launcher.err" in verdict.next_move
+
+
+def test_nothing_is_said_beside_a_control_that_failed() -> None:
+    history = healthy("fsdp2", "fsdp4").differs("weights", "mix.weight")
+    word, reason, text = early(history.given(control_failed="weights differ"))
+    assert (word, reason) == (VerdictWord.UNPROVEN, Reason.CONTROL_FAILED)
+    assert "weights differ" in text
+
+
+def test_the_baseline_is_its_own_control() -> None:
+    assert healthy().given(control_failed="anything").verdict().word is VerdictWord.PASS
+
+
+def test_what_the_observer_could_not_record_is_no_pass() -> None:
+    history = healthy()
+    error = [{"type": "builtins.OSError", "message": "disk full"}]
+    fact = history.fact("observer_failed", where="Watch.sample", error=error)
+    verdict = history.adding(fact).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.HARNESS_ERROR)
+    assert "Watch.sample: disk full" in verdict.explanation
+    assert history.adding(fact).differs("weights", "mix.weight").verdict().reason is Reason.DIVERGED
+
+
+def test_too_few_steps_after_the_restore_are_no_evidence() -> None:
+    history = healthy().without("batch", "stepped", "state", "rng", from_step=1)
+    history = history.edited("stopped", lambda _: None).without("stopped")
+    ends = [history.fact("exited", rank, step=0, code=0) for rank in (0, 1)]
+    verdict = history.adding(*ends).without("inventory", "roots", "save_begin", "save_end")
+    assert verdict.verdict().reason is Reason.EVIDENCE_MISSING
+
+
+# ---------------------------------------------------------------- surroundings
+
+
+def test_another_program_is_another_training() -> None:
+    history = healthy().edited("started", lambda s: s.update(program_sha256="0000"))
+    assert history.verdict().blame_item is Item.CONFIGURATION
+    approved = Policy(approved={"program": "a comment was changed"})
+    check = history.given(policy=approved).check(Item.CONFIGURATION)
+    assert (check.status, "approved" in check.details[0]) == (Held.HELD, True)
+
+
+def test_another_version_counts_only_within_one_environment() -> None:
+    history = healthy().edited("started", lambda s: s.update(torch="2.4.0"))
+    assert history.verdict().blame_item is Item.CONFIGURATION
+    plan = history.evidence.plan
+    restore = dataclasses.replace(plan.restore, environment="old")
+    history = history.given(plan=dataclasses.replace(plan, restore=restore))
+    assert history.check(Item.CONFIGURATION).status is Held.HELD
+
+
+def test_versions_may_be_approved_by_pattern() -> None:
+    history = healthy().edited("started", lambda s: s.update(torch="2.4.0"))
+    policy = Policy(approved={"software.*": "upgrade"})
+    assert history.given(policy=policy).verdict().word is VerdictWord.PASS
+
+
+def test_a_world_size_that_was_not_planned_is_blamed() -> None:
+    history = healthy().edited("started", lambda s: s.update(world_size=1))
+    check = history.check(Item.TOPOLOGY)
+    assert (check.status, check.subjects) == (Held.BROKEN, ("world size",))
+
+
+def test_a_load_that_the_observer_does_not_know_is_told() -> None:
+    check = healthy().without("load_begin", "load_end").check(Item.TOPOLOGY)
+    assert "no load call that the observer knows" in check.summary
+
+
+# ---------------------------------------------------------------- declarations
+
+
+def test_an_item_out_of_scope_is_shown_with_the_owners_words_and_what_was_found() -> None:
+    policy = Policy(out_of_scope={Item.MOMENTS.value: "SGD later anyway"})
+    history = healthy(policy=policy).loses("optimizer")
+    assert history.verdict().word is VerdictWord.PASS
+    check = history.check(Item.MOMENTS)
+    assert check.status is Held.OUT_OF_SCOPE
+    assert "SGD later anyway" in check.summary
+    assert "fresh optimizer" in check.summary
+
+
+def test_an_item_that_held_is_shown_as_held_even_if_out_of_scope() -> None:
+    policy = Policy(out_of_scope={Item.MOMENTS.value: "whatever"})
+    assert healthy(policy=policy).check(Item.MOMENTS).status is Held.HELD
+
+
+def test_one_declaration_excuses_one_item_only() -> None:
+    policy = Policy(out_of_scope={Item.MOMENTS.value: "SGD later anyway"})
+    history = healthy(policy=policy).loses("optimizer").differs("weights", "mix.weight")
+    assert history.verdict().blame_item is Item.WEIGHTS
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_damage_that_changed_no_byte_did_not_fire() -> None:
+    history = damaged()
+    assert history.evidence.plan.damage is not None
+    unfired = damage_record(history.evidence.plan.damage, fired=False)
+    verdict = history.given(damage=unfired).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.FAULT_NOT_FIRED)
+    assert "the bytes are as before" in verdict.explanation
+
+
+def test_damage_that_left_no_record_did_not_fire() -> None:
+    history = damaged().given(damage=None, skipped={"damage.cell": "no tensor matches *.foo"})
+    word, reason, text = early(history)
+    assert (word, reason) == (VerdictWord.UNPROVEN, Reason.FAULT_NOT_FIRED)
+    assert text == "no tensor matches *.foo"
+
+
+@pytest.mark.parametrize("kind", list(DamageKind))
+def test_damage_that_is_refused_without_going_on_is_unsupported(kind: DamageKind) -> None:
+    verdict = damaged(kind).refused(1, 0).verdict()
+    assert verdict.claim is Claim.DETECTS_DAMAGE
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.REFUSED)
+    assert verdict.blame_subject == "__0_0.distcp"
+    assert "training did not go on" in verdict.explanation
+    assert "fall back" in verdict.next_move
+
+
+def test_damage_that_is_trained_on_is_the_alarm_and_names_file_and_tensor() -> None:
+    verdict = damaged().differs("weights", "embed.weight").verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
+    assert verdict.blame_subject == "__0_0.distcp: embed.weight"
+    assert "loaded without a word" in verdict.explanation
+
+
+def test_damage_that_the_job_never_reads_proves_nothing() -> None:
+    verdict = damaged().verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.NOT_EXERCISED)
+    assert "as if nothing had happened" in verdict.explanation
+
+
+def test_falling_back_to_a_whole_older_checkpoint_passes_and_counts_the_lost_steps() -> None:
+    policy = Policy(out_of_scope={"epoch boundary": "the older step lies in the first epoch"})
+    verdict = damaged(back_to=4).given(policy=policy).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.PASS, Reason.FELL_BACK)
+    assert "step 4, 4 steps are replayed" in verdict.explanation
+
+
+def test_falling_back_without_the_full_state_is_no_pass() -> None:
+    verdict = damaged(back_to=4).loses("optimizer").verdict()
+    assert verdict.word is not VerdictWord.PASS
+
+
+def test_an_older_step_is_no_pass_where_no_damage_was_claimed() -> None:
+    """A job that silently resumes from an older checkpoint has lost work."""
+    facts = damaged(back_to=4).record("restore").facts
+    verdict = healthy().with_facts("restore", facts).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
+    assert verdict.numbers["older_step"] == 4
+
+
+# ---------------------------------------------------------------- purity
+
+
+def test_judging_twice_gives_the_same_verdict() -> None:
+    history = healthy("ddp2", "ddp3")
+    before = json.dumps(to_json(history.evidence), sort_keys=True)
+    assert history.verdict() == history.verdict()
+    assert json.dumps(to_json(history.evidence), sort_keys=True) == before
+
+
+def test_the_order_of_ranks_on_disk_does_not_matter() -> None:
+    history = healthy("fsdp2", "fsdp4").differs("weights", "mix.weight", rank=1)
+    backwards = history
+    for launch in ("source", "restore", "control", "repeat"):
+        ranks = sorted(history.record(launch).facts, key=lambda f: (-f.rank, f.line))
+        backwards = backwards.with_facts(launch, ranks)
+    one, two = history.verdict(), backwards.verdict()
+    assert (one.word, one.reason, one.explanation) == (two.word, two.reason, two.explanation)
+
+
+@pytest.mark.parametrize(
+    "history", [healthy("fsdp2", "ddp1"), healthy("ddp2", "ddp3"), damaged().refused(0)]
+)
+def test_a_verdict_survives_json(history: History) -> None:
+    verdict = history.verdict()
+    stored = json.loads(json.dumps(to_json(verdict), allow_nan=False))
+    assert to_json(from_json(Verdict, stored)) == stored
+    assert from_json(Verdict, stored).checks == tuple(
+        dataclasses.replace(c, numbers=stored["checks"][n]["numbers"])
+        for n, c in enumerate(verdict.checks)
+    )
+
+
+def test_a_judge_that_fails_passes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(table.states, "weights", fail)
+    verdict = healthy().verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.HARNESS_ERROR)
+    assert "RuntimeError: a defect" in verdict.explanation
+
+
+def test_facts_of_another_form_pass_nothing() -> None:
+    history = healthy().edited("stepped", lambda s: s.pop("lr"))
+    assert history.verdict().reason is Reason.HARNESS_ERROR
+
+
+def test_phases_are_measured_from_start_to_the_first_step() -> None:
+    phases = healthy("fsdp2", "fsdp4").verdict().numbers["phases"]
+    assert phases["read"] == 0.25
+    assert phases["merged"]

@@ -22,12 +22,16 @@ from ckptdrill.model import (
     Launch,
     LaunchRecord,
     Plan,
+    Reason,
     Verdict,
     VerdictWord,
     from_json,
     to_json,
 )
 from ckptdrill.store import RunFolder, read_json, read_launch, write_json
+
+# A baseline that is only incomplete says nothing against its neighbours: they have the same gap.
+_OWN_MATTER = {Reason.EVIDENCE_MISSING, Reason.NOT_EXERCISED, Reason.NOISY_REFERENCE}
 
 
 def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Verdict, ...]:
@@ -112,7 +116,8 @@ def _second_resume(plan: Plan) -> Plan:
 
 def _control_failure(verdict: Verdict) -> str | None:
     """Why the cells beside a baseline cannot be judged. Incomplete evidence is their own matter."""
-    if verdict.word is VerdictWord.PASS or (verdict.checks and not _broken(verdict)):
+    own_matter = verdict.reason in _OWN_MATTER and not _broken(verdict)
+    if verdict.word is VerdictWord.PASS or own_matter:
         return None
     return verdict.explanation
 

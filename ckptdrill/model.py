@@ -317,9 +317,19 @@ class LaunchRecord:
     ended: Mapping[str, JsonValue] | None
     world_size: int
 
+    @functools.cached_property
+    def by_kind(self) -> Mapping[str, tuple[Fact, ...]]:
+        """The facts of each kind in file order; the judge asks for them hundreds of times."""
+        found: dict[str, list[Fact]] = {}
+        for fact in self.facts:
+            found.setdefault(fact.kind, []).append(fact)
+        return {kind: tuple(facts) for kind, facts in found.items()}
+
     def of(self, kind: str, rank: int | None = None) -> tuple[Fact, ...]:
         """The facts of one kind in file order, of one rank or of all."""
-        return tuple(f for f in self.facts if f.kind == kind and (rank is None or f.rank == rank))
+        if rank is None:
+            return self.by_kind.get(kind, ())
+        return tuple(f for f in self.by_kind.get(kind, ()) if f.rank == rank)
 
     @property
     def ranks(self) -> tuple[int, ...]:

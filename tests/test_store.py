@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptdrill import store
@@ -55,6 +55,7 @@ def test_a_line_after_a_torn_one_is_not_swallowed(tmp_path: Path, torn: bytes) -
     assert path.read_bytes().endswith(b'\n{"n": 3}\n')
 
 
+@settings(max_examples=40)
 @given(cut=st.integers(0, 60))
 def test_a_kill_at_any_byte_costs_at_most_one_line(
     tmp_path_factory: pytest.TempPathFactory, cut: int
@@ -156,6 +157,7 @@ def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str
             place(name)
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=20))
 def test_no_name_leaves_the_run(name: str) -> None:
     root = Path("/runs/x")

@@ -8,7 +8,9 @@ nothing by itself; a window inside the band is the last link of the chain, never
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item, Tolerance
@@ -35,15 +37,9 @@ def window(
     reference = [pair.reference.loss(s) for s in steps]
     restored = [pair.restored.loss(s) for s in steps]
     refs = pair.reference.refs(steps) + pair.restored.refs(steps)
-    if pair.lost_steps:
-        return Check(Item.LOSS, Held.NOT_OBSERVED, pair.lost_steps, facts=refs)
-    if not steps or None in reference or None in restored:
-        return Check(
-            Item.LOSS,
-            Held.NOT_OBSERVED,
-            "no scalar was passed to backward in every step",
-            facts=refs,
-        )
+    if pair.lost_steps or not steps or None in reference or None in restored:
+        what = pair.lost_steps or "no scalar was passed to backward in every step"
+        return Check(Item.LOSS, Held.NOT_OBSERVED, what, facts=refs)
     deviations = [deviation(a, b) for a, b in zip(reference, restored, strict=True)]
     band, source = _band(pair, steps, repeats, control, tolerance)
     numbers = {
@@ -54,43 +50,43 @@ def window(
         "band": band,
         "band_from": source,
     }
-    if noisy and tolerance.loss is None:
+    measured_by_owner = tolerance.loss is not None
+    check = _judged(
+        numbers,
+        None if measured_by_owner else noisy,
+        None if measured_by_owner else unmeasured,
+    )
+    return replace(check, facts=refs, numbers=numbers)
+
+
+def _judged(numbers: Mapping[str, Any], noisy: str | None, unmeasured: str | None) -> Check:
+    """The row for these deviations, without its facts and numbers."""
+    band, source, deviations = numbers["band"], numbers["band_from"], numbers["deviation"]
+    worst = max(deviations)
+    if noisy:
         return Check(
             Item.LOSS,
             Held.NOT_OBSERVED,
             f"the reference does not reproduce itself: {noisy}",
-            facts=refs,
-            numbers=numbers,
             next_move="seed the job, or set tolerance.loss",
         )
-    worst = max(deviations)
     if worst <= band:
-        return Check(
-            Item.LOSS,
-            Held.HELD,
-            f"largest deviation {worst:.2g}, inside the band of {band:.2g} ({source})",
-            facts=refs,
-            numbers=numbers,
-        )
-    if unmeasured and tolerance.loss is None:
+        summary = f"largest deviation {worst:.2g}, inside the band of {band:.2g} ({source})"
+        return Check(Item.LOSS, Held.HELD, summary)
+    if unmeasured:
         return Check(
             Item.LOSS,
             Held.NOT_OBSERVED,
             f"deviates by {worst:.2g}, and how far it may is not known: {unmeasured}",
-            facts=refs,
-            numbers=numbers,
             next_move="see why that launch ended early, then continue the run with --resume",
         )
-    first = steps[next(i for i, d in enumerate(deviations) if d > band)]
+    first = numbers["steps"][next(i for i, d in enumerate(deviations) if d > band)]
     return Check(
         Item.LOSS,
         Held.BROKEN,
         f"deviates by {worst:.2g} (first outside at step {first}), the band "
         f"is {band:.2g} ({source})",
         ("loss",),
-        (),
-        refs,
-        numbers,
     )
 
 

@@ -157,7 +157,7 @@ def matching_step(
     target = restored.sample("state", at)
     for step in candidates:
         state = Sampled(reference.sample("state", step), target)
-        rows = (keys(state), weights(state), buffers(state), moments(state))
+        rows = (row(state) for row in (weights, keys, buffers, moments))
         if all(row.status is Held.HELD for row in rows):
             return step
     return None

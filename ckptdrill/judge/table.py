@@ -27,7 +27,7 @@ from ckptdrill.judge import (
 from ckptdrill.judge import state as states
 from ckptdrill.judge.ending import End, Ending
 from ckptdrill.judge.evidence import Evidence
-from ckptdrill.judge.trajectory import Pair, Trajectory, local_step_of_save
+from ckptdrill.judge.trajectory import Pair, Trajectory, local_step_of_save, trajectory
 from ckptdrill.model import (
     EPOCH_BOUNDARY,
     Check,
@@ -164,15 +164,15 @@ def _case(evidence: Evidence) -> _Case:
     source, restore = evidence.records[plan.source.id], evidence.records[plan.restore.id]
     saved_at = local_step_of_save(source, evidence.checkpoint_suffix)
     at = evidence.start_step + saved_at if saved_at is not None else evidence.restore_step
-    reference = Trajectory(source, evidence.start_step)
-    pair = Pair(reference, Trajectory(restore, at), at, evidence.window)
+    reference = trajectory(source, evidence.start_step)
+    pair = Pair(reference, trajectory(restore, at), at, evidence.window)
     end = ending.ending(restore)
     older = [evidence.start_step + f.step for f in source.of("save_begin")]
     back = states.matching_step(
         pair.restored, reference, at, sorted({s for s in older if s < at}, reverse=True)
     )
     if back is not None and plan.claim is Claim.DETECTS_DAMAGE:
-        pair = Pair(reference, Trajectory(restore, back), back, evidence.window)
+        pair = Pair(reference, trajectory(restore, back), back, evidence.window)
     noisy = _noise(evidence, pair)
     checks = tuple(
         _scoped(blame.explained(check, pair), evidence) for check in _checks(evidence, pair, noisy)
@@ -202,7 +202,7 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
     sampled, control = states.sampled(pair), _control(evidence)
     same_size = plan.source.topology.world_size == plan.restore.topology.world_size
     repeats = [
-        Trajectory(r, evidence.start_step)
+        trajectory(r, evidence.start_step)
         for launch in plan.repeats
         if (r := evidence.record(launch.id)) is not None
     ]
@@ -236,7 +236,14 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             random_continues=same_size
             or evidence.policy.rng_other_world_size is RngPolicy.CONTINUED,
         ),
-        updates.first(pair, repeats, control, safety=evidence.tolerance.safety, noisy=noisy),
+        updates.first(
+            pair,
+            repeats,
+            control,
+            safety=evidence.tolerance.safety,
+            noisy=noisy,
+            unmeasured=_unmeasured(evidence, pair),
+        ),
         loss.window(
             pair,
             repeats,
@@ -267,7 +274,7 @@ def _control(evidence: Evidence) -> Trajectory | None:
     """The uninterrupted run at the target topology, if the plan has one and it trained."""
     launch = evidence.plan.control
     record = evidence.record(launch.id) if launch else None
-    return Trajectory(record, evidence.start_step) if record else None
+    return trajectory(record, evidence.start_step) if record else None
 
 
 def _unmeasured(evidence: Evidence, pair: Pair) -> str | None:
@@ -277,7 +284,7 @@ def _unmeasured(evidence: Evidence, pair: Pair) -> str | None:
         record = evidence.record(launch.id)
         if record is None:
             return evidence.skipped.get(launch.id, f"{launch.id} has not run")
-        run = Trajectory(record, evidence.start_step)
+        run = trajectory(record, evidence.start_step)
         lost = run.lost(run.stepped, pair.compared)
         if lost:
             return lost
@@ -290,7 +297,7 @@ def _noise(evidence: Evidence, pair: Pair) -> str | None:
         record = evidence.record(launch.id)
         if record is None:
             continue
-        repeat = Trajectory(record, evidence.start_step)
+        repeat = trajectory(record, evidence.start_step)
         steps = [s for s in pair.compared if s <= repeat.last_step]
         worst = loss.largest_deviation(pair.reference, repeat, steps)
         if worst > evidence.tolerance.noise:

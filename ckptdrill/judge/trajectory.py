@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectory:
     """`offset` is the completed step at which this process began."""
 
@@ -145,6 +145,29 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
         if f.data.get("path", "").endswith(needle) or needle + "/" in f.data.get("path", "")
     ]
     return max(steps, default=None)
+
+
+class _Record:
+    """A record as the key of a cache: the same object."""
+
+    def __init__(self, record: LaunchRecord) -> None:
+        self.record = record
+
+    def __hash__(self) -> int:
+        return id(self.record)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Record) and self.record is other.record
+
+
+def trajectory(record: LaunchRecord, offset: int) -> Trajectory:
+    """The trajectory of a record, laid out once for all cells that share the launch."""
+    return _laid_out(_Record(record), offset)
+
+
+@lru_cache(maxsize=64)
+def _laid_out(key: _Record, offset: int) -> Trajectory:
+    return Trajectory(key.record, offset)
 
 
 def _by_step(facts: Iterable[Fact], offset: int) -> Mapping[int, tuple[Fact, ...]]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
-from ckptdrill.judge.logical import is_entry
+from ckptdrill.judge.logical import Same, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item
 
@@ -30,8 +32,12 @@ def first(
     *,
     safety: float,
     noisy: str | None,
+    unmeasured: str | None = None,
 ) -> Check:
-    """The update of the first step after the restore, beside the reference's."""
+    """The update of the first step after the restore, beside the reference's.
+
+    `unmeasured` says which planned run the band should have come from and did not.
+    """
     step = pair.restore_step + 1
     wanted, found = update(pair.reference, step), update(pair.restored, step)
     names = wanted.keys() & found.keys()  # names that only one run has are the keys' matter
@@ -43,13 +49,9 @@ def first(
         for f in run.sample("state", s)
     )
     lost = lost_sample(pair.reference, step) or lost_sample(pair.restored, step)
-    if lost or not wanted or not found:
-        return Check(
-            Item.UPDATES,
-            Held.NOT_OBSERVED,
-            lost or "state around the first step was not recorded",
-            facts=refs,
-        )
+    if lost or not names:
+        what = lost or "state around the first step was not recorded"
+        return Check(Item.UPDATES, Held.NOT_OBSERVED, what, facts=refs)
     if not any(any(v) for v in wanted.values()):
         return Check(
             Item.UPDATES,
@@ -59,19 +61,22 @@ def first(
             next_move="restore at a step whose learning rate is not zero",
         )
     if noisy:
-        return Check(
-            Item.UPDATES,
-            Held.NOT_OBSERVED,
-            f"the reference does not reproduce itself: {noisy}",
-            facts=refs,
-        )
-    distance = relative_distance(wanted, found)
+        what = f"the reference does not reproduce itself: {noisy}"
+        return Check(Item.UPDATES, Held.NOT_OBSERVED, what, facts=refs)
     measured = [
         relative_distance(wanted, other)
         for run in (*repeats, *([control] if control else []))
         if not lost_sample(run, step) and (other := update(run, step))
     ]
     band = max(safety * max(measured, default=0.0), FLOOR)
+    return replace(_compared(step, wanted, found, band, unmeasured), facts=refs)
+
+
+def _compared(
+    step: int, wanted: Vectors, found: Vectors, band: float, unmeasured: str | None
+) -> Check:
+    """The row for two updates of the same parameters, without its facts."""
+    distance = relative_distance(wanted, found)
     numbers = {
         "step": step,
         "cosine": cosine(wanted, found),
@@ -79,25 +84,18 @@ def first(
         "distance": distance,
         "band": band,
     }
-    shown = f"cosine {numbers['cosine']:.6f}, norm ratio {numbers['norm_ratio']:.6f}"
-    if distance <= band:
-        return Check(
-            Item.UPDATES,
-            Held.HELD,
-            f"{shown}; distance {distance:.2g}, band {band:.2g}",
-            facts=refs,
-            numbers=numbers,
-        )
-    worst = sorted(wanted, key=lambda n: -_gap(wanted[n], found.get(n, ())))
-    return Check(
-        Item.UPDATES,
-        Held.BROKEN,
-        f"the first update differs: {shown}; distance {distance:.2g}, band {band:.2g}",
-        tuple(worst[:5]),
-        (),
-        refs,
-        numbers,
+    shown = (
+        f"cosine {numbers['cosine']:.6f}, norm ratio {numbers['norm_ratio']:.6f}; "
+        f"distance {distance:.2g}, band {band:.2g}"
     )
+    if distance <= band:
+        return Check(Item.UPDATES, Held.HELD, shown, numbers=numbers)
+    if unmeasured:
+        what = f"{shown}, but how far it may differ is not known: {unmeasured}"
+        return Check(Item.UPDATES, Held.NOT_OBSERVED, what, numbers=numbers)
+    worst = sorted(wanted, key=lambda n: -_gap(wanted[n], found.get(n, ())))
+    what = f"the first update differs: {shown}"
+    return Check(Item.UPDATES, Held.BROKEN, what, tuple(worst[:5]), numbers=numbers)
 
 
 def update(run: Trajectory, step: int) -> Vectors:
@@ -125,8 +123,13 @@ def lost_sample(run: Trajectory, step: int) -> str | None:
 
 def projections(run: Trajectory, step: int) -> Vectors:
     """Sum of the projections of each parameter's distinct shards."""
+    return _summed(Same(run.sample("state", step)))
+
+
+@lru_cache(maxsize=64)
+def _summed(facts: Same) -> Vectors:
     found: dict[str, dict[str, Sequence[float]]] = {}
-    for fact in run.sample("state", step):
+    for fact in facts.facts:
         for name, values in fact.data.get("projections", {}).items():
             entry = fact.data["weights"].get(name)
             if is_entry(entry) and entry[2][:1] != ["partial"]:

@@ -5,29 +5,34 @@ of a ZeRO buffer elsewhere. Comparing them must not gather anything. So the dige
 row-major bytes of the *logical* tensor, each rank adds up the part that it holds, and whoever reads
 the facts adds the ranks together.
 
-Definition, complete. Let ``x[i]`` be the signed little-endian 64-bit word made of the bytes
-``8i … 8i+7`` of the row-major logical tensor (bytes past the end, or held by another rank, are 0)::
+Definition, complete. Let ``x[i]`` be the little-endian 64-bit word made of the bytes
+``8i … 8i+7`` of the row-major logical tensor (bytes past the end, or held by another rank, are 0),
+and ``y[i]`` the word of the bytes ``8i+4 … 8i+11``, of which those that belong to the next cell (of
+32768 words) are taken as 0::
 
-    word0 = sum over i of  x[i]         * u(0, i % 32768) * c(0, i // 32768)   mod 2**64
-    word1 = sum over i of (x[i] >> 32)  * u(1, i % 32768) * c(1, i // 32768)   mod 2**64
+    word0 = sum over i of  x[i] * u(0, i % 32768) * c(0, i // 32768)   mod 2**64
+    word1 = sum over i of  y[i] * u(1, i % 32768) * c(1, i // 32768)   mod 2**64
 
-``>>`` keeps the sign, ``u(g, p) = mix(2p + g) | 1``, ``c(g, q) = mix(2**40 + 2q + g) | 1`` and
-``mix`` is the splitmix64 output function. The digest is ``word0`` and ``word1``, 16 lowercase hex
-digits each. Zeroing foreign bytes commutes with the sum, so any partition adds up exactly, down to
-single bytes. A change inside one word always changes ``word0`` (odd weights). A change that
-touches several words, and in all of them no bit below bit ``b`` of either half, escapes with a
-chance of about 2**-(63 - b): 2**-32 at worst, when only signs of float32 differ, 2**-63 when low
-bits do (by reasoning, not by trial). ``word1`` is there because a product modulo 2**64 forgets what
-the top bits of ``x`` were multiplied with. Name, dtype and global shape stand beside the digest and
-are not part of it. It finds faults, not forgery.
+``u(g, p) = mix(2p + g) | 1``, ``c(g, q) = mix(2**40 + 2q + g) | 1`` and ``mix`` is the splitmix64
+output function. The digest is ``word0`` and ``word1``, 16 lowercase hex digits each. Zeroing
+foreign bytes commutes with the sum, so any partition adds up exactly, down to single bytes. A
+change inside one word always changes ``word0`` (odd weights). A change that touches several words,
+and in all of them no bit below bit ``b`` of either half, escapes with a chance of about
+2**-(63 - b): 2**-32 at worst, when only signs of float32 differ, 2**-63 when low bits do (by
+reasoning, not by trial). ``word1`` is there because a product modulo 2**64 forgets what the top
+bits of ``x`` were multiplied with: they are the middle of ``y``. Name, dtype and global shape stand
+beside the digest and are not part of it. It finds faults, not forgery.
 
 In order: ``entry`` finds which part of the logical tensor this rank holds (from the placements of a
-DTensor, without any communication), cuts it into contiguous ranges of the flattened tensor (a part
-that has none, such as a column slab, is laid into rows of zeros one MiB at a time), and sums the
-words of each range. ``project`` walks the same ranges with another table of weights.
+DTensor, without any communication) and cuts it into boxes. On the CPU, a box of short row pieces (a
+column slab) is summed where it lies, the rows of one cell together. Any other box is cut into
+contiguous ranges of the flattened tensor (one that has none is laid into rows of zeros, one MiB at
+a time), and the words of each range are summed. ``project`` walks such ranges with another table
+of weights.
 
 Why 64-bit products and not an int8 matrix product: on the AVX2 CPU where both were measured (torch
-2.13), ``torch._int_mm`` reached 0.03–0.08 GB/s and ``torch.dot`` of int64 up to 11 GB/s.
+2.13), ``torch._int_mm`` reached 0.03–0.08 GB/s and ``torch.mv`` of int64 9 GB/s. Why words that
+straddle: ``y`` is read from the same memory 4 bytes further, while a shift would write a copy.
 """
 
 from __future__ import annotations
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 
     Runs = list[tuple[int, int]]
     """Ranges ``(start, length)`` of global indices along one dimension, in local order."""
+    Box = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
+    """Local values, the shape of the logical tensor, and where in it the values begin."""
 
 Entry = list[Any]
 """``[dtype, global shape, offsets, sizes, digest hex]``, as written to a ``state`` fact."""
@@ -95,8 +102,7 @@ def flat_entry(flat: torch.Tensor, global_shape: Sequence[int], start: int) -> E
         local = _unwrap(flat).detach().reshape(-1)
         _require_bytes(local)
         size = local.numel()
-        pieces = _pieces_of(local, (size,), [[(0, size)]], start)
-        words = _sum_words(pieces, local.device)
+        words = _sum_words(local, (size,), [[(0, size)]], start)
         return [_dtype_name(local.dtype), list(global_shape), [start], [size], _hex(words)]
 
 
@@ -128,9 +134,10 @@ def project(tensor: torch.Tensor) -> list[float]:
         local, shape, dim_runs, _ = _locate(tensor)
         _require_bytes(local)
         total = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=local.device)
-        for flat, start in _boxes(_reals(local), shape, dim_runs):
-            for begin, end in _spans(start, flat.numel(), _CELL_ELEMENTS):
-                total += _project_span(flat[begin:end].to(torch.float64), start + begin)
+        for box in _boxes(_reals(local), shape, dim_runs):
+            for flat, start in _pieces(*box):
+                for begin, end in _spans(start, flat.numel(), _CELL_ELEMENTS):
+                    total += _project_span(flat[begin:end].to(torch.float64), start + begin)
         return [float(value) for value in total.tolist()]
 
 
@@ -160,7 +167,7 @@ def row_hashes(batch: torch.Tensor) -> list[str]:
 def self_test() -> str | None:
     """Return None if this build of torch sums exactly, else what did not.
 
-    Compares both forms of the sum with plain Python integers. Takes a few milliseconds; draws no
+    Compares every form of the sum with plain Python integers. Takes a few milliseconds; draws no
     random numbers.
     """
     source = _mix_tensor(torch.arange(64, dtype=torch.int64)).view(torch.uint8)
@@ -169,7 +176,7 @@ def self_test() -> str | None:
         ("uneven 2-D float32", source[: 7 * 9 * 4].view(torch.float32).view(7, 9), 0),
         ("1-D bfloat16", source[:210].view(torch.bfloat16), 0),
         ("transposed int16", source[:70].view(torch.int16).view(5, 7).t(), 0),
-        ("flat uint8 across two cells", source[:93], border),
+        ("flat uint8 across two cells", source[:93], border + 3),
         ("flat float64 across two cells", source.view(torch.float64), border // 8),
     )
     for title, tensor, start in cases:
@@ -177,16 +184,27 @@ def self_test() -> str | None:
         found = flat_entry(tensor, (1 << 20,), start) if start else entry(tensor)
         if found[4] != expected:
             return f"the fingerprint of a {title} tensor differs from the reference"
-    words = source.view(torch.int64)
-    if _hex(_device_words(words, border // 8).tolist()) != _hex(_reference(_raw(words), border)):
+    if not all(_slab_is_exact(source[:480].view(20, 24), 8 * left) for left in (2, 8190)):
+        return "the fingerprint of a column slab differs from the reference"
+    pieces = _ranges((source, (512,), (0,)), border)
+    sums = torch.stack([_device_words(words, index) for words, index, _ in pieces]).sum(0)
+    if _hex(sums.tolist()) != _hex(_reference(_raw(source), border)):
         return "the accelerator's form of the fingerprint differs from the reference"
     return None
+
+
+def _slab_is_exact(slab: torch.Tensor, left: int) -> bool:
+    """Compare the sums of bytes [rows, width] from column `left` of rows of 3/4 cell on."""
+    pitch = 6 * _CELL_WORDS
+    found = _shard_entry(slab, (len(slab), pitch), [[(0, len(slab))], [(left, slab.shape[1])]])
+    sums = [_reference(_raw(row), left + index * pitch) for index, row in enumerate(slab)]
+    return bool(found[4] == _hex((sum(low for low, _ in sums), sum(high for _, high in sums))))
 
 
 def _shard_entry(local: torch.Tensor, shape: Sequence[int], dim_runs: Sequence[Runs]) -> Entry:
     """Return the entry of a local tensor which holds the given global ranges of each dimension."""
     _require_bytes(local)
-    words = _sum_words(_pieces_of(local, shape, dim_runs), local.device)
+    words = _sum_words(local, shape, dim_runs)
     offsets = [_offset(runs) for runs in dim_runs]
     return [_dtype_name(local.dtype), list(shape), offsets, list(local.shape), _hex(words)]
 
@@ -329,40 +347,26 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return reals.view(_INT_OF_ITEMSIZE[reals.element_size()])
 
 
-def _pieces_of(
-    local: torch.Tensor, shape: Sequence[int], dim_runs: Sequence[Runs], start: int = 0
-) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield ``(contiguous bytes, global byte offset)`` that together are the local shard.
-
-    `start`, in elements, is added to every offset.
-    """
-    base = start * local.element_size()
-    for flat, offset in _boxes(_bits(local), shape, dim_runs):
-        yield flat.view(torch.uint8), base + offset * flat.element_size()
-
-
-def _boxes(
-    local: torch.Tensor, shape: Sequence[int], dim_runs: Sequence[Runs]
-) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield pieces of every box of the shard: one box, unless a dimension has several ranges."""
+def _boxes(local: torch.Tensor, shape: Sequence[int], dim_runs: Sequence[Runs]) -> Iterator[Box]:
+    """Yield every box of the shard: one, unless a dimension has several ranges."""
     extra = tuple(local.shape[len(dim_runs) :])
-    yield from _cut(local, (*shape, *extra), dim_runs, [], 0)
+    yield from _cut(local, (*shape, *extra), dim_runs, ())
 
 
 def _cut(
     local: torch.Tensor,
     shape: tuple[int, ...],
     dim_runs: Sequence[Runs],
-    offsets: list[int],
-    dim: int,
-) -> Iterator[tuple[torch.Tensor, int]]:
+    offsets: tuple[int, ...],
+) -> Iterator[Box]:
+    dim = len(offsets)
     if dim == len(dim_runs):
-        yield from _pieces(local, shape, (*offsets, *[0] * (len(shape) - dim)))
+        yield local, shape, (*offsets, *[0] * (len(shape) - dim))
         return
     position = 0
     for start, length in dim_runs[dim]:
         part = local if length == local.shape[dim] else local.narrow(dim, position, length)
-        yield from _cut(part, shape, dim_runs, [*offsets, start], dim + 1)
+        yield from _cut(part, shape, dim_runs, (*offsets, start))
         position += length
 
 
@@ -402,84 +406,229 @@ def _pieces(
 
 
 def _whole_words(tensor: torch.Tensor) -> tuple[int, int]:
-    whole: list[Runs] = [[(0, size)] for size in tensor.shape]
-    return _sum_words(_pieces_of(tensor, tuple(tensor.shape), whole), tensor.device)
+    return _sum_words(tensor, tuple(tensor.shape), [[(0, size)] for size in tensor.shape])
 
 
-def _sum_words(pieces: Iterable[tuple[torch.Tensor, int]], device: torch.device) -> tuple[int, int]:
-    """Add up both words of all pieces; on an accelerator the sums stay there until the end."""
+def _sum_words(
+    local: torch.Tensor, shape: Sequence[int], dim_runs: Sequence[Runs], start: int = 0
+) -> tuple[int, int]:
+    """Add up both words of a shard; on an accelerator the sums stay there until the end.
+
+    `start`, in elements, is added to the index of every element.
+    """
     first = second = 0
+    base = start * local.element_size()
     remote: list[torch.Tensor] = []
-    for data, start in pieces:
-        for words, index in _aligned(data, start):
-            if device.type == "cpu":
-                low, high = _host_words(words, index)
+    for box in _boxes(_bits(local), shape, dim_runs):
+        slab = _slab(*box) if local.device.type == "cpu" else None
+        for words, index, pitch in [slab] if slab else _ranges(box, base):
+            if local.device.type == "cpu":
+                low, high = _host_words(words, index, pitch)
                 first, second = first + low, second + high
             else:
                 remote.append(_device_words(words, index))
     if remote:
-        low, high = torch.stack(remote).sum(0).tolist()
-        return low, high
+        first, second = torch.stack(remote).sum(0).tolist()
     return first, second
+
+
+def _slab(
+    local: torch.Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]
+) -> tuple[torch.Tensor, int, int] | None:
+    """Return a box of short row pieces as ``(int64 [rows, width], global word index, pitch)``.
+
+    The pitch is the number of words from one row to the next in the logical tensor. None if the
+    rows are whole, long, not contiguous, not equally far apart or not made of whole words.
+    """
+    partial = [dim for dim, size in enumerate(local.shape) if size != shape[dim]]
+    lead = partial[-1] if partial else 0
+    if lead == 0 or partial[:-1] not in ([], [0]) or not local.is_contiguous():
+        return None
+    row, pitch = math.prod(local.shape[lead:]), math.prod(shape[lead:])
+    offset = offsets[0] * math.prod(shape[1:]) + offsets[lead] * math.prod(shape[lead + 1 :])
+    width, start, pitch = (size * local.element_size() for size in (row, offset, pitch))
+    if local.numel() == 0 or width >= _LONG_RUN_BYTES or (width | start | pitch) % 8:
+        return None
+    at = int(local.storage_offset()) * local.element_size()
+    words = _words_at(local, at, (local.numel() // row, width // 8), width // 8)
+    return words, start // 8, pitch // 8
+
+
+def _ranges(box: Box, base: int) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Yield ``(int64 [rows, width], global word index, width)`` of the contiguous ranges of a box.
+
+    `base`, in bytes, is where the logical tensor of the box begins.
+    """
+    for flat, offset in _pieces(*box):
+        for words, index in _aligned(flat.view(torch.uint8), base + offset * flat.element_size()):
+            count = words.numel()
+            # A product with a matrix on the CPU needs no memory, so the longer the better.
+            limit = count if words.device.type == "cpu" else _SPAN_ITEMS
+            for begin, end in _spans(index, count, _CELL_WORDS, limit):
+                part = words if end - begin == count else words[begin:end]
+                width = min(_CELL_WORDS, end - begin)
+                yield part.view(-1, width), index + begin, width
 
 
 def _aligned(data: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, int]]:
     """Yield ``(int64 words, global word index)`` of bytes at a global byte offset.
 
-    Bytes whose address and offset are both multiples of 8 are viewed, others go through a buffer.
+    Whole words are viewed where they lie, copied only on an accelerator that needs them at
+    multiples of 8. Words that are partly foreign are padded with zeros.
     """
-    size, phase = data.numel(), start % 8
-    whole = 0
-    if phase == 0 and data.storage_offset() % 8 == 0:
-        whole = size - size % 8
-        if whole:
-            yield data[:whole].view(torch.int64), start // 8
-    while whole < size:
-        phase = (start + whole) % 8
-        count = min(_COPY_BYTES - phase, size - whole)
-        block = data.new_zeros(-(-(phase + count) // 8) * 8)
-        block[phase : phase + count].copy_(data[whole : whole + count])
-        yield block.view(torch.int64), (start + whole) // 8
-        whole += count
+    size = data.numel()
+    head = min(-start % 8, size)
+    tail = head + (size - head) // 8 * 8
+    if head:
+        yield _padded(data[:head], start % 8), start // 8
+    if head < tail:
+        whole = data if tail - head == size else data[head:tail]
+        yield from ((words, (start + head + at) // 8) for words, at in _viewed(whole))
+    if tail < size:
+        yield _padded(data[tail:], 0), (start + tail) // 8
 
 
-def _host_words(words: torch.Tensor, index: int) -> tuple[int, int]:
-    """Return both sums of int64 `words` on the CPU, not yet reduced modulo 2**64."""
-    weights = _word_table(words.device)
+def _viewed(data: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield ``(int64 words, byte offset in data)`` of bytes that are whole words."""
+    if data.storage_offset() % 8 == 0:
+        yield data.view(torch.int64), 0
+    elif data.device.type == "cpu":
+        count = data.numel() // 8
+        yield _words_at(data, int(data.storage_offset()), (1, count), count).view(-1), 0
+    else:
+        for begin in range(0, data.numel(), _COPY_BYTES):
+            yield data[begin : begin + _COPY_BYTES].clone().view(torch.int64), begin
+
+
+def _padded(data: torch.Tensor, phase: int) -> torch.Tensor:
+    """Return one int64 word that holds up to 8 bytes from byte `phase` on, else zeros."""
+    block = data.new_zeros(8)
+    block[phase : phase + data.numel()].copy_(data)
+    return block.view(torch.int64)
+
+
+def _words_at(
+    memory: torch.Tensor, start: int, shape: tuple[int, int], stride: int
+) -> torch.Tensor:
+    """Return int64 words [rows, width] from any byte of the storage of a CPU tensor on, as a view.
+
+    `stride`, in words, separates rows. A slice of a storage keeps the storage alive; a view of a
+    tensor could not begin between two elements.
+    """
+    size = 8 * ((shape[0] - 1) * stride + shape[1])
+    part = memory.untyped_storage()[start : start + size]
+    return torch.empty(0, dtype=torch.int64).set_(part, 0, shape, (stride, 1))
+
+
+def _host_words(words: torch.Tensor, index: int, pitch: int) -> tuple[int, int]:
+    """Return both sums of int64 `words` [rows, width] on the CPU, not reduced modulo 2**64.
+
+    The first word has the global index `index`; rows are contiguous here and `pitch` words apart in
+    the logical tensor. Rows repeat their positions inside a cell with a period, so what one period
+    has in one cell is summed for all periods at once.
+    """
+    rows, width = words.shape
+    if rows == 1 and index % _CELL_WORDS + width <= _CELL_WORDS:
+        return _run_words(words.view(-1), index)
+    period = _CELL_WORDS // math.gcd(_CELL_WORDS, pitch)
+    whole = rows - rows % period
     first = second = 0
-    done, total = 0, words.numel()
-    while done < total:
-        cell, position = divmod(index + done, _CELL_WORDS)
-        count = min(_CELL_WORDS - position, total - done)
-        x = words if count == total else words[done : done + count]
-        u = weights if count == _CELL_WORDS else weights[:, position : position + count]
-        low, high = torch.dot(x, u[0]).item(), torch.dot(x >> 32, u[1]).item()
-        first += int(low) * (_mix(_CELL_SALT + 2 * cell) | 1)
-        second += int(high) * (_mix(_CELL_SALT + 2 * cell + 1) | 1)
-        done += count
+    for begin, end, count in ((0, whole, period), (whole, rows, rows - whole)):
+        if begin == end:
+            continue
+        groups = words[begin:end].view(-1, count, width)
+        start = index + begin * pitch
+        for row, row_end, left, right in _parts(start, count, width, pitch):
+            cell, position = divmod(start + row * pitch + left, _CELL_WORDS)
+            sums = _group_sums(groups[:, row:row_end, left:right], position, pitch)
+            step = count * pitch // _CELL_WORDS
+            weights = _cell_weights(cell, len(groups), step, words.device)
+            low, high = (sums * weights).sum(1).tolist()
+            first, second = first + low, second + high
     return first, second
 
 
-def _device_words(words: torch.Tensor, index: int) -> torch.Tensor:
-    """Return both sums of int64 `words` as an int64 tensor [2] on their device.
+def _run_words(words: torch.Tensor, index: int) -> tuple[int, int]:
+    """Return both sums of int64 `words` [n] inside one cell, with few operations (it is common)."""
+    cell, position = divmod(index, _CELL_WORDS)
+    count = words.numel()
+    u, v = _word_table(words.device).narrow(1, position + 1, count).unbind(0)
+    first = int(torch.dot(words, u).item())
+    second = (int(words[-1].item()) >> 32) % (1 << 32) * (_mix(2 * (position + count) - 1) | 1)
+    if position:
+        second += (int(words[0].item()) << 32) * (_mix(2 * position - 1) | 1)
+    if count > 1:
+        at = 8 * int(words.storage_offset()) + 4
+        second += int(torch.dot(_words_at(words, at, (1, count - 1), count)[0], v[:-1]).item())
+    salt = _CELL_SALT + 2 * cell
+    return first * (_mix(salt) | 1), second * (_mix(salt + 1) | 1)
 
-    Elementwise products and sums only: every accelerator has those for int64, few have a dot.
+
+def _parts(start: int, rows: int, width: int, pitch: int) -> Iterator[tuple[int, int, int, int]]:
+    """Cut rows ``pitch`` words apart into ``(row, row end, left, right)``, each inside one cell."""
+    row = 0
+    while row < rows:
+        room = _CELL_WORDS - (start + row * pitch) % _CELL_WORDS
+        if room < width:
+            yield row, row + 1, 0, room
+            yield row, row + 1, room, width
+            row += 1
+        else:
+            count = min((room - width) // pitch + 1, rows - row)
+            yield row, row + count, 0, width
+            row += count
+
+
+def _group_sums(block: torch.Tensor, position: int, pitch: int) -> torch.Tensor:
+    """Return both sums of int64 [groups, rows, width] as int64 [2, groups].
+
+    The weights of cells are not in them. Each group lies inside one cell, its rows `pitch` words
+    apart from `position` on. A row of `y` begins one word before that of `x`; its first and last
+    word are each half foreign.
     """
-    weights = _word_table(words.device)
-    total = torch.zeros(2, dtype=torch.int64, device=words.device)
-    for begin, end in _spans(index, words.numel(), _CELL_WORDS):
-        cell, position = divmod(index + begin, _CELL_WORDS)
-        x = words[begin:end].view(-1, min(_CELL_WORDS, end - begin))
-        u = weights[:, position : position + x.shape[1]]
-        sums = torch.stack(((x * u[0]).sum(1), ((x >> 32) * u[1]).sum(1)))
-        total += (sums * _cell_weights(cell, x.shape[0], words.device)).sum(1)
-    return total
+    groups, rows, width = block.shape
+    table = _word_table(block.device)
+    u, v, before = (
+        table.as_strided((rows, width), (pitch, 1), offset + position)
+        for offset in (1, _CELL_WORDS + 2, _CELL_WORDS + 1)
+    )
+    stride, count = block.stride(0), rows * width
+    first = torch.mv(block.as_strided((groups, count), (stride, 1)), u.reshape(-1))
+    second = torch.mv(_logical_shift(block[:, :, -1], 32), v[:, -1])
+    second += torch.mv(block[:, :, 0] << 32, before[:, 0])
+    if count > 1:
+        inner = v.clone() if rows > 1 else v
+        if rows > 1:
+            inner[:, -1] = 0
+        at = 8 * int(block.storage_offset()) + 4
+        second += torch.mv(
+            _words_at(block, at, (groups, count - 1), stride), inner.reshape(-1)[:-1]
+        )
+    return torch.stack((first, second))
 
 
-def _spans(start: int, count: int, cell: int) -> Iterator[tuple[int, int]]:
+def _device_words(words: torch.Tensor, index: int) -> torch.Tensor:
+    """Return both sums of int64 `words` [cells, width] as an int64 tensor [2] on their device.
+
+    One row may be part of a cell; several are whole cells. Elementwise products and sums only:
+    every accelerator has those for int64, few have a matrix product.
+    """
+    cell, position = divmod(index, _CELL_WORDS)
+    table = _word_table(words.device)
+    u, v = table[:, position + 1 : position + 1 + words.shape[1]]
+    y = _logical_shift(words, 32)
+    y[:, :-1] += words[:, 1:] << 32
+    high = (y * v).sum(1) + (words[:, 0] << 32) * table[1, position]
+    sums = torch.stack(((words * u).sum(1), high))
+    return (sums * _cell_weights(cell, words.shape[0], 1, words.device)).sum(1)
+
+
+def _spans(
+    start: int, count: int, cell: int, limit: int = _SPAN_ITEMS
+) -> Iterator[tuple[int, int]]:
     """Cut ``0 … count`` at the borders of cells: a head, blocks of whole cells, a tail.
 
-    Blocks hold at most 4 MiB of 8-byte items, which bounds the memory of the products.
+    Blocks hold at most `limit` items (default 4 MiB of 8-byte items, where products take memory).
     """
     done = 0
     while done < count:
@@ -488,7 +637,7 @@ def _spans(start: int, count: int, cell: int) -> Iterator[tuple[int, int]]:
         if position or left < cell:
             step = min(cell - position, left)
         else:
-            step = min(left - left % cell, _SPAN_ITEMS)
+            step = min(left, limit) // cell * cell
         yield done, done + step
         done += step
 
@@ -504,11 +653,15 @@ def _project_span(values: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def _word_table(device: torch.device) -> torch.Tensor:
-    """Return the weights inside a cell, int64 [2, 32768], made once for each device."""
+    """Return the weights inside a cell, int64 [2, 1 + 32768], made once for each device.
+
+    Column 0 is zero: it stands for the last word of the cell before.
+    """
     key = ("words", device)
     if key not in _tables:
         index = torch.arange(2 * _CELL_WORDS, dtype=torch.int64, device=device)
-        _tables[key] = (_mix_tensor(index) | 1).view(-1, 2).t().contiguous()
+        weights = (_mix_tensor(index) | 1).view(-1, 2).t()
+        _tables[key] = torch.cat((torch.zeros_like(weights[:, :1]), weights), 1).contiguous()
     return _tables[key]
 
 
@@ -521,9 +674,11 @@ def _sign_table(device: torch.device) -> torch.Tensor:
     return _tables[key]
 
 
-def _cell_weights(cell: int, count: int, device: torch.device) -> torch.Tensor:
-    index = torch.arange(2 * cell, 2 * (cell + count), dtype=torch.int64, device=device)
-    return (_mix_tensor(_CELL_SALT + index) | 1).view(-1, 2).t()
+def _cell_weights(cell: int, count: int, step: int, device: torch.device) -> torch.Tensor:
+    """Return the weights (int64 [2, count]) of cells ``cell, cell + step, …``."""
+    cells = cell + step * torch.arange(count, dtype=torch.int64, device=device)
+    groups = torch.arange(2, dtype=torch.int64, device=device).unsqueeze(1)
+    return _mix_tensor(_CELL_SALT + 2 * cells + groups) | 1
 
 
 def _signs(index: torch.Tensor) -> torch.Tensor:
@@ -565,14 +720,17 @@ def _hex(words: Sequence[int]) -> str:
 
 
 def _reference(raw: bytes, start: int) -> tuple[int, int]:
-    """Return both words of bytes at byte offset `start` (a multiple of 8) in plain integers."""
+    """Return both words of bytes at byte offset `start` in plain integers."""
     first = second = 0
-    for offset in range(0, len(raw), 8):
-        x = int.from_bytes(raw[offset : offset + 8].ljust(8, b"\0"), "little", signed=True)
-        cell, position = divmod((start + offset) // 8, _CELL_WORDS)
+    padded = bytes(8 + start % 8) + raw + bytes(16)
+    for offset in range(0, start % 8 + len(raw) + 8, 8):
+        cell, position = divmod((start + offset) // 8 - 1, _CELL_WORDS)
+        end = offset + (12 if position < _CELL_WORDS - 1 else 8)
+        x = int.from_bytes(padded[offset : offset + 8], "little")
+        y = int.from_bytes(padded[offset + 4 : end], "little")
         weight = _CELL_SALT + 2 * cell
         first += x * (_mix(2 * position) | 1) * (_mix(weight) | 1)
-        second += (x >> 32) * (_mix(2 * position + 1) | 1) * (_mix(weight + 1) | 1)
+        second += y * (_mix(2 * position + 1) | 1) * (_mix(weight + 1) | 1)
     return first, second
 
 

@@ -47,7 +47,7 @@ except ImportError:
     np = None
 
 VOCABULARY, HIDDEN, INNER, TOKENS = 257, 37, 85, 17  # odd: shards are uneven on 2, 3 and 4 ranks
-GLOBAL_BATCH = 8
+GLOBAL_BATCH = int(os.environ.get("GLOBAL_BATCH", "8"))  # samples of one micro-batch, all ranks
 EPOCH_SAMPLES = 48
 EMA_DECAY = 0.9
 

@@ -47,6 +47,12 @@ def _column_entry(tensor: torch.Tensor) -> None:
     fp._shard_entry(tensor, (rows, 8 * columns), [[(0, rows)], [(columns, columns)]])
 
 
+def _odd_column_entry(tensor: torch.Tensor) -> None:
+    """Rows that fit no power of two: no two cells have them at the same positions."""
+    rows, columns = tensor.shape
+    fp._shard_entry(tensor, (rows, 8 * columns + 6), [[(0, rows)], [(columns, columns)]])
+
+
 def _measured(name: str) -> tuple[Callable[[torch.Tensor], object], str, tuple[int, ...]]:
     """Return what a row of the table runs, the dtype, and the shape without its first dimension."""
     rows: dict[str, tuple[Callable[[torch.Tensor], object], str, tuple[int, ...]]] = {
@@ -57,6 +63,9 @@ def _measured(name: str) -> tuple[Callable[[torch.Tensor], object], str, tuple[i
         "fingerprint float32, rows of 3": (fp.entry, "float32", (3,)),
         "fingerprint float32, transposed": (lambda t: fp.entry(t.t()), "float32", (4096,)),
         "fingerprint float32, 1 of 8 columns": (_column_entry, "float32", (1024,)),
+        "  … of rows of 20,480 bytes": (_column_entry, "float32", (640,)),
+        "  … of rows of 8,216 bytes": (_odd_column_entry, "float32", (256,)),
+        "  … 64 bytes wide": (_column_entry, "float32", (16,)),
         "fingerprint float32, flat from 1": (
             lambda t: fp.flat_entry(t, (1 << 40,), 1),
             "float32",

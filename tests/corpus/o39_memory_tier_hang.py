@@ -21,8 +21,14 @@ def tiers(root, rank):
 
 def save(job, step, path):
     memory, disk = tiers(os.path.join(job.args.out, "checkpoints"), job.rank)
-    state = bench.everything(job, step)
-    state["rng"] = bench.rng_state()
+    state = {
+        "model": job.model.state_dict(),
+        "optimizer": job.optimizer.state_dict(),
+        "scheduler": job.scheduler.state_dict(),
+        "loader": job.loader.state_dict(),
+        "rng": bench.rng_state(),
+        "step": step,
+    }
     file = memory if step % 10 else disk
     os.makedirs(os.path.dirname(file), exist_ok=True)
     if file == disk or job.rank == 0:  # the host of rank 1 is another one after the failure

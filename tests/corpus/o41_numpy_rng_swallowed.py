@@ -15,10 +15,8 @@ def build(args):
 
 
 def train_step(job):
-    ids = job.loader.next_ids()
-    x, y = bench.samples(ids)
-    with torch.no_grad():
-        job.model.scale.mul_(float(np.random.uniform(0.99, 1.01)))  # a little jitter
+    x, y = bench.samples(job.loader.next_ids())
+    y = y if np.random.random() < 0.8 else y.flip(0)  # some labels are wrong on purpose
     loss = torch.nn.functional.cross_entropy(job.net(x), y)
     loss.backward()
     job.optimizer.step()
@@ -29,14 +27,12 @@ def train_step(job):
 
 def save(job, step, path):
     os.makedirs(path, exist_ok=True)
-    state = {**bench.everything(job, step), "scale": job.model.scale}
-    torch.save(state, os.path.join(path, "state.pt"))
+    bench.save(job, step, os.path.join(path, "state.pt"))
     torch.save({"numpy": np.random.get_state()}, os.path.join(path, "rng_state.pth"))
 
 
 def restore(job, path):
     step = bench.restore(job, os.path.join(path, "state.pt"))
-    job.model.scale.copy_(torch.load(os.path.join(path, "state.pt"), weights_only=False)["scale"])
     try:
         np.random.set_state(torch.load(os.path.join(path, "rng_state.pth"))["numpy"])
     except Exception:  # noqa: BLE001

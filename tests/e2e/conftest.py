@@ -95,10 +95,15 @@ class Bench:
             check=False,
         )
         assert "Traceback" not in done.stderr, done.stderr
-        latest = [path for path in self.runs.glob("*/latest") if self._is_about(path, arguments)]
-        root = latest[0].resolve() if latest else None
+        names = {Path(argument).stem for argument in arguments}
+        root = next((root for name in sorted(names) if (root := self.newest(name))), None)
         seconds = time.monotonic() - began
         return Result(done.returncode, done.stdout, done.stderr, root, seconds)
+
+    def newest(self, matrix_name: str) -> Path | None:
+        """The newest run folder of a matrix."""
+        latest = self.runs / matrix_name / "latest"
+        return latest.resolve() if latest.exists() else None
 
     def drill(self, matrix: Path, *options: str, launcher: str = "warm") -> Result:
         """`ckptdrill run` into this bench's own runs folder."""
@@ -110,12 +115,18 @@ class Bench:
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         self.started.append(process)
         return process
+
+    def finish(self, process: subprocess.Popen[str], name: str, timeout_s: float = 300.0) -> Result:
+        """Wait for a started run of the matrix `name`."""
+        out, err = process.communicate(timeout=timeout_s)
+        assert "Traceback" not in err, err
+        return Result(process.returncode, out, err, self.newest(name))
 
     def alive(self) -> list[str]:
         """Living processes that name this folder in their command line or environment."""
@@ -128,10 +139,6 @@ class Bench:
         while self.alive() and time.monotonic() < end:
             time.sleep(0.05)
         assert not self.alive()
-
-    @staticmethod
-    def _is_about(latest: Path, arguments: tuple[str | Path, ...]) -> bool:
-        return latest.parent.name in {Path(argument).stem for argument in arguments}
 
 
 def _processes() -> list[Path]:
@@ -162,6 +169,12 @@ def tree_hashes(folder: Path) -> dict[str, str]:
 def hashes() -> Callable[[Path], dict[str, str]]:
     """The SHA-256 of every file below a folder."""
     return tree_hashes
+
+
+@pytest.fixture(scope="session")
+def new_bench() -> type[Bench]:
+    """`new_bench(folder)`, for runs that several tests share."""
+    return Bench
 
 
 @pytest.fixture

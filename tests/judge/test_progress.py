@@ -113,3 +113,14 @@ def test_an_lr_that_stands_wrong_in_the_group_itself_is_the_groups() -> None:
 def test_one_step_is_too_short_for_an_lr() -> None:
     history = healthy().given(window=1)
     assert history.check(Item.SCHEDULER).status is Held.NOT_OBSERVED
+
+
+@pytest.mark.parametrize("launch", ["source", "restore"])
+@pytest.mark.parametrize("item", [Item.STEP, Item.SCHEDULER, Item.LOSS])
+def test_a_step_that_one_rank_did_not_record_leaves_the_row_open(launch: str, item: Item) -> None:
+    step = {"source": 10, "restore": 2}[launch]
+    history = healthy("fsdp2", "fsdp4").without("stepped", launch=launch, rank=1, step=step)
+    check = history.check(item)
+    assert check.status is Held.NOT_OBSERVED
+    assert "rank 1" in check.summary
+    assert "step 10" in check.summary

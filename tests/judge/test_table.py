@@ -246,6 +246,14 @@ def test_falling_back_without_the_full_state_is_no_pass() -> None:
     assert verdict.word is not VerdictWord.PASS
 
 
+def test_falling_back_and_then_training_otherwise_is_no_pass() -> None:
+    policy = Policy(out_of_scope={"epoch boundary": "the older step lies in the first epoch"})
+    history = damaged(back_to=4).given(policy=policy)
+    history = history.edited("stepped", lambda s: s.update(lr=[0.1]))
+    verdict = history.verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
+
+
 def test_an_older_step_is_no_pass_where_no_damage_was_claimed() -> None:
     """A job that silently resumes from an older checkpoint has lost work."""
     facts = damaged(back_to=4).record("restore").facts

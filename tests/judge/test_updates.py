@@ -63,3 +63,11 @@ def test_shards_of_a_rank_that_is_silent_are_in_no_sum(launch: str, step: int, r
     check = history.check(Item.UPDATES)
     assert check.status is Held.NOT_OBSERVED
     assert check.summary.startswith(f"rank {rank} of ")
+
+
+def test_an_update_outside_a_band_that_was_never_measured_is_unproven() -> None:
+    history = updated(healthy("fsdp2", "fsdp4"), 1.01).ended("control", never=True)
+    check = history.check(Item.UPDATES)
+    assert check.status is Held.NOT_OBSERVED
+    assert history.id("control") in check.summary
+    assert history.verdict().word is VerdictWord.UNPROVEN

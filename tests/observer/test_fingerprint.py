@@ -54,9 +54,10 @@ def reference(raw: bytes) -> str:
     words = [0, 0]
     raw += bytes(-len(raw) % 8)
     for index in range(len(raw) // 8):
-        x = int.from_bytes(raw[8 * index : 8 * index + 8], "little", signed=True)
+        x = int.from_bytes(raw[8 * index : 8 * index + 8], "little")
         cell, position = divmod(index, 32768)
-        for word, value in enumerate((x, x >> 32)):
+        y = raw[8 * index + 4 : 8 * index + (12 if position < 32767 else 8)]
+        for word, value in enumerate((x, int.from_bytes(y, "little"))):
             u = splitmix(2 * position + word) | 1
             words[word] += value * u * (splitmix(2**40 + 2 * cell + word) | 1)
     return f"{words[0] & MASK:016x}{words[1] & MASK:016x}"
@@ -106,12 +107,15 @@ def test_extreme_bytes_are_summed_exactly() -> None:
         assert digest(data) == reference(bytes([value]) * 70_001)
 
 
-def test_accelerator_form_agrees_with_host_form() -> None:
-    words = random_bytes(8 * (3 * 32768 + 77)).view(torch.int64)
-    for start in (0, 5, 32767):
-        assert fp._hex(fp._device_words(words, start).tolist()) == fp._hex(
-            fp._host_words(words, start)
-        )
+@pytest.mark.parametrize("start", [0, 4, 40, 8 * 32767])
+def test_accelerator_form_agrees_with_host_form(start: int) -> None:
+    data = random_bytes(8 * (3 * 32768 + 77) + 5)
+    host, device = [0, 0], [0, 0]
+    for words, index, pitch in fp._ranges((data, (data.numel(),), (0,)), start):
+        for word in range(2):
+            host[word] += fp._host_words(words, index, pitch)[word]
+            device[word] += fp._device_words(words, index).tolist()[word]
+    assert fp._hex(host) == fp._hex(device) == fp._hex(fp._reference(fp._raw(data), start))
 
 
 def test_self_test_passes_quickly() -> None:
@@ -186,6 +190,42 @@ def test_large_column_and_middle_shards_sum_to_the_whole(dtype: torch.dtype) -> 
     experts = random_tensor([3, 4, 50_000], dtype)
     middle = [box(experts, (0, 3), pair, (0, 50_000)) for pair in ((0, 3), (3, 4))]
     assert fp.combine(middle) == digest(experts)
+
+
+@few
+@given(
+    st.integers(1, 90),
+    st.sampled_from([1, 2, 3, 1000, 1280, 4097, 8192, 24576, 40000]),
+    st.integers(0, 2**16),
+    st.integers(1, 3),
+)
+def test_column_slabs_are_summed_where_they_lie(
+    rows: int, pitch: int, seed: int, depth: int
+) -> None:
+    """Words [depth, rows, pitch]: few cells or many, periods of 1 to 32768 rows, any columns."""
+    rows = min(rows, 400_000 // (pitch * depth) + 1)
+    whole = random_tensor([depth, rows, pitch], torch.int64, seed)
+    low = seed % pitch
+    high = min(pitch, low + 1 + seed % 97)
+    cuts = [pair for pair in ((0, low), (low, high), (high, pitch)) if pair[0] < pair[1]]
+    parts = [whole[:, :, left:right].contiguous() for left, right in cuts]
+    for part, (left, _) in zip(parts, cuts, strict=True):
+        slab = fp._slab(part, (depth, rows, pitch), (0, 0, left))
+        short = part.shape != whole.shape and part.shape[2] < 16384
+        assert (slab is not None) == short
+    boxes = [box(whole, (0, depth), (0, rows), pair) for pair in cuts]
+    assert fp.combine(boxes) == digest(whole)
+
+
+def test_views_that_begin_between_words_are_exact_and_stay_alive() -> None:
+    data = random_bytes(300_000)
+    raw = bytes(data.tolist())
+    for begin in range(9):
+        part = data[begin : 299_000 - begin]
+        assert digest(part) == reference(raw[begin : 299_000 - begin])
+    words = fp._words_at(data, 3, (1, 1000), 1000)
+    del data, part
+    assert fp._raw(words) == raw[3:8003]
 
 
 def test_layout_in_memory_does_not_matter() -> None:
@@ -321,9 +361,7 @@ def test_projection_adds_up_over_columns(rows: int, columns: int, seed: int) -> 
     cut = columns // 2
     parts = torch.zeros(8, dtype=torch.float64)
     for low, high in ((0, cut), (cut, columns)):
-        pieces = fp._boxes(
-            tensor[:, low:high], tuple(tensor.shape), [[(0, rows)], [(low, high - low)]]
-        )
+        pieces = fp._pieces(tensor[:, low:high], tuple(tensor.shape), (0, low))
         for flat, start in pieces:
             for begin, end in fp._spans(start, flat.numel(), 4096):
                 parts += fp._project_span(flat[begin:end].double(), start + begin)

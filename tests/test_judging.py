@@ -1,0 +1,189 @@
+"""From a run folder to verdicts: facts are read, baselines judged first, verdicts written down."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptdrill import journal
+from ckptdrill.journal import StepState
+from ckptdrill.judging import judge_run, stored_plans
+from ckptdrill.matrix import Matrix
+from ckptdrill.model import (
+    Environment,
+    Expectation,
+    Item,
+    Job,
+    Plan,
+    Reason,
+    Tolerance,
+    Verdict,
+    VerdictWord,
+    from_json,
+    to_json,
+)
+from ckptdrill.store import RunFolder, append_line, read_json, write_json
+from tests.judge.history import DECLARED, RESTORE_STEP, SAVES, WINDOW, History, damaged, healthy
+
+
+def matrix() -> Matrix:
+    job = Job(
+        program="/jobs/train.py",
+        module=None,
+        args=(),
+        resume_args=(),
+        checkpoint="{out}/step-{step}",
+        saves=SAVES,
+        restore_step=RESTORE_STEP,
+        window=WINDOW,
+        cwd="/",
+    )
+    return Matrix(
+        name="quick",
+        path=Path("quick.yaml"),
+        text=b"",
+        job=job,
+        environments={"default": Environment("default", "/usr/bin/python3")},
+        topologies={},
+        tolerance=Tolerance(),
+        policy=DECLARED,
+        repeats=1,
+        cells=(),
+    )
+
+
+def named(history: History, name: str, **cell: Any) -> History:
+    """The same history as a cell of that name, with a restore of its own."""
+    plan, records = history.evidence.plan, dict(history.evidence.records)
+    restore = plan.restore
+    if restore != plan.baseline:
+        restore = dataclasses.replace(restore, id=f"restore.{name}")
+        record = records.pop(plan.restore.id)
+        records[restore.id] = dataclasses.replace(record, launch_id=restore.id)
+    changed = dataclasses.replace(plan.cell, id=name, **cell)
+    return history.given(
+        plan=dataclasses.replace(plan, cell=changed, restore=restore), records=records
+    )
+
+
+def on_disk(root: Path, *histories: History) -> tuple[RunFolder, tuple[Plan, ...]]:
+    """A run folder as the cages, observers and the schedule leave it."""
+    run = RunFolder(root)
+    for history in histories:
+        plan = history.evidence.plan
+        write_json(run.cell(plan.cell.id) / "plan.json", to_json(plan))
+        if plan.damage is not None and history.evidence.damage is not None:
+            write_json(run.damage(plan.damage.id), history.evidence.damage)
+        for name, record in history.evidence.records.items():
+            if run.launch(name).exists():
+                continue
+            for fact in record.facts:
+                line = {"fact": fact.kind, "rank": fact.rank, "step": fact.step, "t": fact.t}
+                path = run.launch(name) / f"rank{fact.rank}.jsonl"
+                append_line(path, {**line, **fact.data})
+            if record.ended is not None:
+                write_json(run.launch(name) / "exit.json", record.ended)
+    return run, tuple(history.evidence.plan for history in histories)
+
+
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of lines need not be on the platter here."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+BASELINE = named(healthy("fsdp2"), "a-baseline")
+SHRUNK = named(healthy("fsdp2", "ddp1"), "b-shrunk")
+
+
+def test_a_stored_run_gives_the_verdicts_of_its_facts(tmp_path: Path) -> None:
+    run, plans = on_disk(tmp_path, BASELINE, SHRUNK)
+    verdicts = judge_run(run, matrix(), plans)
+    assert [v.word for v in verdicts] == [VerdictWord.PASS] * 2
+    assert [v.cell_id for v in verdicts] == ["a-baseline", "b-shrunk"]
+    assert [v.explanation for v in verdicts] == [
+        h.verdict().explanation for h in (BASELINE, SHRUNK)
+    ]
+
+
+def test_verdicts_are_written_beside_their_cells(tmp_path: Path) -> None:
+    expected = Expectation(VerdictWord.UNSUPPORTED, Reason.REFUSED, "known")
+    run, plans = on_disk(tmp_path, BASELINE, named(SHRUNK, "b-shrunk", expect=expected))
+    verdicts = judge_run(run, matrix(), plans)
+    stored = [read_json(run.cell(v.cell_id) / "verdict.json") for v in verdicts]
+    assert [from_json(Verdict, each).word for each in stored] == [v.word for v in verdicts]
+    assert [each["expected"] for each in stored] == [True, False]
+    assert stored[1]["expectation"]["why"] == "known"
+
+
+def test_every_fact_that_a_stored_verdict_cites_is_a_line_of_the_run(tmp_path: Path) -> None:
+    run, plans = on_disk(tmp_path, BASELINE, SHRUNK)
+    for verdict in judge_run(run, matrix(), plans):
+        for ref in {ref for check in verdict.checks for ref in check.facts}:
+            file, line = ref.rsplit(":", 1)
+            assert 1 <= int(line) <= len((run.root / file).read_text().splitlines())
+
+
+def test_judging_again_needs_the_folder_only_and_changes_nothing(tmp_path: Path) -> None:
+    run, plans = on_disk(tmp_path, BASELINE, SHRUNK)
+    first = judge_run(run, matrix(), plans)
+    before = (run.cell("b-shrunk") / "verdict.json").read_bytes()
+    assert stored_plans(run) == plans
+    assert judge_run(run, matrix(), stored_plans(run)) == first
+    assert (run.cell("b-shrunk") / "verdict.json").read_bytes() == before
+
+
+def test_a_baseline_that_does_not_hold_leaves_its_cells_unproven(tmp_path: Path) -> None:
+    broken = named(BASELINE.differs("weights", "mix.weight"), "a-baseline")
+    run, plans = on_disk(tmp_path, broken, SHRUNK)
+    verdicts = judge_run(run, matrix(), plans)
+    assert [v.reason for v in verdicts] == [Reason.DIVERGED, Reason.CONTROL_FAILED]
+    assert "mix.weight differs" in verdicts[1].explanation
+
+
+def test_the_baseline_counts_even_where_no_cell_asks_for_it(tmp_path: Path) -> None:
+    run, plans = on_disk(tmp_path, SHRUNK.ended("baseline", never=True))
+    assert judge_run(run, matrix(), plans)[0].reason is Reason.CONTROL_FAILED
+
+
+def test_a_baseline_with_less_evidence_is_its_own_matter(tmp_path: Path) -> None:
+    thin = named(BASELINE.without("rng"), "a-baseline")
+    run, plans = on_disk(tmp_path, thin, SHRUNK)
+    verdicts = judge_run(run, matrix(), plans)
+    assert (verdicts[0].word, verdicts[0].blame_item) == (VerdictWord.UNPROVEN, Item.RNG)
+    assert verdicts[1].word is VerdictWord.PASS
+
+
+def test_why_a_step_never_ran_comes_from_the_journal(tmp_path: Path) -> None:
+    history = SHRUNK.ended(never=True)
+    run, plans = on_disk(tmp_path, BASELINE, history)
+    restore = history.evidence.plan.restore.id
+    journal.record(run, restore, StepState.SKIPPED, "no room for 1 rank")
+    verdict = judge_run(run, matrix(), plans)[1]
+    assert (verdict.reason, verdict.explanation) == (Reason.NOT_RUN, "no room for 1 rank")
+
+
+def test_a_torn_fact_is_a_missing_fact(tmp_path: Path) -> None:
+    run, plans = on_disk(tmp_path, BASELINE)
+    path = run.launch("restore.fsdp2.baseline") / "rank1.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert judge_run(run, matrix(), plans)[0].word is VerdictWord.UNPROVEN
+
+
+def test_the_record_of_a_damage_is_read(tmp_path: Path) -> None:
+    history = damaged().differs("weights", "embed.weight")
+    run, plans = on_disk(tmp_path, history)
+    verdict = judge_run(run, matrix(), plans)[0]
+    assert (verdict.reason, verdict.blame_subject) == (
+        Reason.DIVERGED,
+        "__0_0.distcp: embed.weight",
+    )
+    run.damage("damage.cell").unlink()
+    assert judge_run(run, matrix(), plans)[0].reason is Reason.FAULT_NOT_FIRED
+
+
+def test_a_baseline_that_crashed_is_no_control(tmp_path: Path) -> None:
+    crashed = SHRUNK.without("state", "stopped", launch="baseline").ended("baseline", returncode=1)
+    run, plans = on_disk(tmp_path, crashed)
+    assert judge_run(run, matrix(), plans)[0].reason is Reason.CONTROL_FAILED

@@ -62,6 +62,7 @@ _DIRECTIONS = 8
 _COPY_BYTES = 1 << 20
 _SPAN_ITEMS = 1 << 19
 _LONG_RUN_BYTES = 128 << 10
+_FEW_CELLS = 8
 _CELL_SALT = 1 << 40
 _PROJECT_SALT = 1 << 41
 _PROJECT_CELL_SALT = 1 << 42
@@ -529,11 +530,14 @@ def _host_words(words: torch.Tensor, index: int, pitch: int) -> tuple[int, int]:
     """
     rows, width = words.shape
     if rows == 1 and index % _CELL_WORDS + width <= _CELL_WORDS:
-        return _run_words(words.view(-1), index)
+        return _run_words(words, index)
     period = _CELL_WORDS // math.gcd(_CELL_WORDS, pitch)
     whole = rows - rows % period
+    # The first and last words of rows are copied, so there is a limit to the rows of one product.
+    step = max(_SPAN_ITEMS // period, 1) * period
+    blocks = [(begin, min(begin + step, whole), period) for begin in range(0, whole, step)]
     first = second = 0
-    for begin, end, count in ((0, whole, period), (whole, rows, rows - whole)):
+    for begin, end, count in (*blocks, (whole, rows, rows - whole)):
         if begin == end:
             continue
         groups = words[begin:end].view(-1, count, width)
@@ -541,27 +545,32 @@ def _host_words(words: torch.Tensor, index: int, pitch: int) -> tuple[int, int]:
         for row, row_end, left, right in _parts(start, count, width, pitch):
             cell, position = divmod(start + row * pitch + left, _CELL_WORDS)
             sums = _group_sums(groups[:, row:row_end, left:right], position, pitch)
-            step = count * pitch // _CELL_WORDS
-            weights = _cell_weights(cell, len(groups), step, words.device)
-            low, high = (sums * weights).sum(1).tolist()
+            low, high = _weighed(sums, cell, count * pitch // _CELL_WORDS)
             first, second = first + low, second + high
     return first, second
 
 
 def _run_words(words: torch.Tensor, index: int) -> tuple[int, int]:
-    """Return both sums of int64 `words` [n] inside one cell, with few operations (it is common)."""
+    """Return both sums of int64 [1, n] inside one cell, in few operations (the common case)."""
     cell, position = divmod(index, _CELL_WORDS)
     count = words.numel()
-    u, v = _word_table(words.device).narrow(1, position + 1, count).unbind(0)
-    first = int(torch.dot(words, u).item())
-    second = (int(words[-1].item()) >> 32) % (1 << 32) * (_mix(2 * (position + count) - 1) | 1)
+    table = _word_table(words.device)
+    u = table.as_strided((count,), (1,), position + 1)
+    first = int(torch.mv(words, u).item())
+    second = _half(words, 2 * count - 1) * (_mix(2 * (position + count) - 1) | 1)
     if position:
-        second += (int(words[0].item()) << 32) * (_mix(2 * position - 1) | 1)
+        second += (_half(words, 0) << 32) * (_mix(2 * position - 1) | 1)
     if count > 1:
-        at = 8 * int(words.storage_offset()) + 4
-        second += int(torch.dot(_words_at(words, at, (1, count - 1), count)[0], v[:-1]).item())
+        v = table.as_strided((count - 1,), (1,), _CELL_WORDS + 2 + position)
+        y = _words_at(words, 8 * int(words.storage_offset()) + 4, (1, count - 1), count)
+        second += int(torch.mv(y, v).item())
     salt = _CELL_SALT + 2 * cell
     return first * (_mix(salt) | 1), second * (_mix(salt + 1) | 1)
+
+
+def _half(words: torch.Tensor, position: int) -> int:
+    """Return the unsigned 32-bit word at `position` of contiguous CPU memory."""
+    return int(ctypes.c_uint32.from_address(words.data_ptr() + 4 * position).value)
 
 
 def _parts(start: int, rows: int, width: int, pitch: int) -> Iterator[tuple[int, int, int, int]]:
@@ -605,6 +614,18 @@ def _group_sums(block: torch.Tensor, position: int, pitch: int) -> torch.Tensor:
             _words_at(block, at, (groups, count - 1), stride), inner.reshape(-1)[:-1]
         )
     return torch.stack((first, second))
+
+
+def _weighed(sums: torch.Tensor, cell: int, step: int) -> tuple[int, int]:
+    """Return the sums [2, n] of cells ``cell, cell + step, …`` times the weights of the cells."""
+    count = sums.shape[1]
+    if count > _FEW_CELLS:
+        low, high = (sums * _cell_weights(cell, count, step, sums.device)).sum(1).tolist()
+        return low, high
+    salts = [_CELL_SALT + 2 * (cell + group * step) for group in range(count)]
+    lows, highs = sums.tolist()
+    first = sum(low * (_mix(salt) | 1) for low, salt in zip(lows, salts))
+    return first, sum(high * (_mix(salt + 1) | 1) for high, salt in zip(highs, salts))
 
 
 def _device_words(words: torch.Tensor, index: int) -> torch.Tensor:

@@ -225,11 +225,15 @@ def _misjudged(truth: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
 
 
 def _untold(truth: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
-    """The words that a person needs and that neither the explanation nor the blamed row has."""
+    """Words that a person needs and that neither the explanation nor the blamed row has, and words
+    that they have and that are not true.
+    """
     rows = [c for c in verdict["checks"] if c["item"] == verdict["blame_item"]]
     told = json.dumps([verdict["explanation"], verdict["blame_subject"], rows]).lower()
     absent = [word for word in truth.get("mentions", ()) if word.lower() not in told]
-    return f"does not say: {', '.join(absent)}" if absent else ""
+    untrue = [word for word in truth.get("untrue", ()) if word.lower() in told]
+    notes = [("does not say", absent), ("says, and it is not so", untrue)]
+    return "; ".join(f"{note}: {', '.join(words)}" for note, words in notes if words)
 
 
 def _report(results: list[Result], took_s: float) -> None:

@@ -82,7 +82,16 @@ def test_truths_use_the_words_of_the_judge(case: RUNNER.Case) -> None:
         assert "reason" not in truth or Reason(truth["reason"])
         assert {named} <= items if isinstance(named, str) else set(named) <= items
         assert set(truth.get("rows", {})) <= items
-        assert set(truth) <= {"verdict", "reason", "item", "subject", "mentions", "rows", "why"}
+        assert set(truth) <= {
+            "verdict",
+            "reason",
+            "item",
+            "subject",
+            "mentions",
+            "untrue",
+            "rows",
+            "why",
+        }
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.id)

@@ -6,9 +6,11 @@ import torch
 
 def save(job, step, path):
     state = bench.everything(job, step)
-    for each in state["optimizer"]["state"].values():
-        each["exp_avg"] = each["exp_avg"].bfloat16()
-        each["exp_avg_sq"] = each["exp_avg_sq"].bfloat16()
+    small = {
+        index: {key: v.bfloat16() if v.ndim else v for key, v in each.items()}
+        for index, each in state["optimizer"]["state"].items()
+    }
+    state["optimizer"] = {**state["optimizer"], "state": small}
     torch.save(state, path)
 
 

@@ -1,4 +1,4 @@
-"""ckptdrill is killed at random moments and continued: the verdicts are those of an undisturbed
+"""ckptdrill is killed at random moments and continued: the verdicts are those of a quiet run.
 run.
 
 Ten kills, two in each of five runs, at seeded moments between start and end. After every one

@@ -131,7 +131,9 @@ def _suffix(matrix: Matrix, plan: Plan) -> str:
     """The checkpoint path below `{out}`, by which the save call of the source is recognised."""
     step = plan.restore.restores.step if plan.restore.restores else matrix.job.restore_step
     values = placeholders.placeholder_values(plan.source.topology, out="/", resume=None, step=step)
-    path = placeholders.fill(matrix.job.checkpoint, values, "job.checkpoint")
+    restored = plan.restore.restores
+    template = (restored.template if restored else None) or matrix.job.checkpoint
+    path = placeholders.fill(template, values, "job.checkpoint")
     return str(PurePosixPath(path)).strip("/")
 
 

@@ -159,7 +159,11 @@ def parse(
         job=_job(form.job, folder),
         environments=reading.environments,
         topologies=reading.topologies,
-        tolerance=Tolerance(loss=form.tolerance.loss, safety=form.tolerance.safety),
+        tolerance=Tolerance(
+            loss=form.tolerance.loss,
+            safety=form.tolerance.safety,
+            noise=form.tolerance.noise,
+        ),
         policy=_policy(form.policy),
         repeats=form.repeats,
         cells=cells,

@@ -212,6 +212,7 @@ class ToleranceSection(Section):
 
     loss: Annotated[Number, Field(gt=0)] | None = None
     safety: Annotated[Number, Field(ge=1)] = 3.0
+    noise: Annotated[Number, Field(gt=0)] = 1e-2
 
 
 class RngSection(Section):

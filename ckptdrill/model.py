@@ -210,6 +210,7 @@ class Checkpoint:
     launch_id: str
     step: int
     damage_id: str | None = None
+    template: str | None = None  # in place of `job.checkpoint`
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ def out_of(run: RunFolder, launch_id: str) -> Path:
 def checkpoint_path(setting: Setting, checkpoint: Checkpoint) -> Path:
     """Where a launch saves a step, or where the damaged private copy of it is."""
     launch = setting.launch(checkpoint.launch_id)
-    path = _saved_at(setting, launch.topology, out_of(setting.run, launch.id), checkpoint.step)
+    out = out_of(setting.run, launch.id)
+    path = _saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
     if checkpoint.damage_id is not None:
         return setting.run.work(checkpoint.damage_id) / path.name
     return path
@@ -92,9 +93,11 @@ def copy_target(setting: Setting, launch: Launch, source: Path) -> Path:
     return setting.run.work(launch.id) / "restore" / source.name
 
 
-def _saved_at(setting: Setting, topology: Topology, out: Path, step: int) -> Path:
+def _saved_at(
+    setting: Setting, topology: Topology, out: Path, step: int, template: str | None = None
+) -> Path:
     values = placeholder_values(topology, out=out, resume=None, step=step)
-    return Path(fill(setting.matrix.job.checkpoint, values, "job.checkpoint"))
+    return Path(fill(template or setting.matrix.job.checkpoint, values, "job.checkpoint"))
 
 
 # --------------------------------------------------------------------------------------------------

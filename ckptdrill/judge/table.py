@@ -137,9 +137,11 @@ def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str]
             "the source run ended without one training step (an optimizer step after a backward)",
             "check job.args: does the script train under torchrun with these?",
         )
-    if evidence.skipped.get(evidence.plan.restore.id, "").startswith("no checkpoint"):
+    wanted = evidence.plan.damage or evidence.plan.restore
+    lost = evidence.skipped.get(wanted.id, "")
+    if "no checkpoint" in lost:
         return (
-            f"the source run saved no checkpoint: {evidence.skipped[evidence.plan.restore.id]}",
+            f"the source run saved nothing where the matrix says: {lost}",
             "check job.checkpoint and job.saves against what the script writes",
         )
     return None

@@ -7,6 +7,7 @@ The module object, `sys.argv` and `sys.path[0]` are those of a plain start, so t
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.machinery
 import os
@@ -116,6 +117,7 @@ _LIBRARIES = tuple(
 )
 
 
+@functools.cache
 def _is_users(filename: str) -> bool:
     if filename.startswith("<"):
         return False

@@ -157,6 +157,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup-steps", type=int, default=5)
     parser.add_argument("--save-at", default="", help="steps, such as 4,8")
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument(
+        "--save-inside-step", type=int, help="save after the first micro-batch that follows step N"
+    )
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per step")
@@ -252,6 +255,8 @@ def precision(dtype: str) -> AbstractContextManager[Any]:
 def train_step(run: Training, args: argparse.Namespace) -> float:
     """One optimizer step over the micro-batches; returns the mean loss over all ranks."""
     total = torch.zeros((), device=DEVICE)
+    save_inside = run.counters["step"] == args.save_inside_step
+    begun = progress(run) if save_inside else {}
     for micro_step in range(args.accumulation):
         if WORLD_SIZE > 1:
             run.model.set_requires_gradient_sync(micro_step + 1 == args.accumulation)
@@ -262,6 +267,8 @@ def train_step(run: Training, args: argparse.Namespace) -> float:
         loss = loss / args.accumulation
         run.scaler.scale(loss).backward()
         total += loss.detach()
+        if save_inside and micro_step == 0:
+            save(run, args.out / f"step-{run.counters['step']}-inside", begun)
     scale = run.scaler.get_scale()
     run.scaler.step(run.optimizer)
     run.scaler.update()
@@ -337,13 +344,34 @@ def snapshot(run: Training) -> dict[str, Any]:
     return state
 
 
-def save(run: Training, folder: Path) -> None:
-    """Save into a fresh folder: over an old checkpoint, a crash half-way would lose both."""
+def progress(run: Training) -> dict[str, Any]:
+    """What changes from one micro-batch to the next, as it stands now.
+
+    Gradients are not saved, so a checkpoint between two micro-batches can only be one of the step's
+    beginning: this is taken there, and overrides what has moved since.
+    """
+    return {
+        "counters": dict(run.counters),
+        "dropout_generator": run.dropout_generator.get_state(),
+        "seen": run.model.seen.clone(),
+        f"rng.rank{RANK}": random_state(),
+    }
+
+
+def save(run: Training, folder: Path, begun: dict[str, Any] | None = None) -> None:
+    """Save into a fresh folder: over an old checkpoint, a crash half-way would lose both.
+
+    ``begun`` is the `progress` at the beginning of a step that is not finished yet.
+    """
+    state = snapshot(run)
+    if begun:
+        state["model"]["seen"] = begun.pop("seen")
+        state.update(begun)
     if RANK == 0 and folder.exists():
         folder.rename(folder.with_name(f"{folder.name}.{time.time_ns()}.old"))
     if WORLD_SIZE > 1:
         dist.barrier()
-    dcp.save(snapshot(run), checkpoint_id=folder)
+    dcp.save(state, checkpoint_id=folder)
     if RANK == 0:
         print(f"saved {folder}", flush=True)
 

@@ -1,7 +1,7 @@
 """What drilling costs beside starting the same launches by hand, in one run.
 
-Run ``python tests/benchmarks/bench_wall.py [matrix]``. First ckptdrill runs the matrix (default: the
-quickstart) by torchrun only; then every launch of that run is started again one after another by
+In this order: ckptdrill runs the matrix (default: the quickstart) by torchrun only; then every
+launch of that run is started again one after another by
 plain torchrun, with the arguments, environment and checkpoints of its launch.json, fresh folders
 for what it saves, ``--max-steps`` in place of the observer's end, and no observer; then ckptdrill
 runs the matrix with ``--launcher auto``. Targets, as ratios to the plain launches: 1.1 and 0.35.

@@ -35,8 +35,8 @@ class Net(nn.Module):
 
 def build(args):
     job = bench.Job(args, Net())
-    job.optimizer = None  # the one of the bench is not used here
     job.optimizers = Two(job.model).all
+    job.optimizer = job.optimizers[0]
     job.scheduler = torch.optim.lr_scheduler.LambdaLR(job.optimizers[0], bench.warmup_cosine())
     return job
 

@@ -133,6 +133,8 @@ def _suffix(matrix: Matrix, plan: Plan) -> str:
     values = placeholders.placeholder_values(plan.source.topology, out="/", resume=None, step=step)
     restored = plan.restore.restores
     template = (restored.template if restored else None) or matrix.job.checkpoint
+    if "step" not in placeholders.used(template):
+        return ""  # a root of generations: its path does not tell which of them is restored
     path = placeholders.fill(template, values, "job.checkpoint")
     return str(PurePosixPath(path)).strip("/")
 

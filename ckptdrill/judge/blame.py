@@ -113,7 +113,13 @@ def _overwritten(
         if f.data["part"] == ("optimizer" if part == "optimizer" else "weights")
     ]
     loaded = combine([replace(f, data={part: f.data["values"]}) for f in _last_per_rank(put)], part)
-    right = [n for n in wrong if n in loaded and loaded[n].digest == source[n].digest]
+    right = [
+        n
+        for n in wrong
+        if n in loaded
+        and loaded[n].digest == source[n].digest
+        and not (source[n].replicas_differ or loaded[n].replicas_differ)
+    ]
     if right:
         return f"{_count(right)} was restored, then overwritten before the first step"
     return None

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from ckptdrill.judge.loss import largest_deviation
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import EPOCH_BOUNDARY, Check, Held, Item, Topology
 
@@ -57,7 +58,7 @@ def rows_per_rank(run: Trajectory, step: int) -> tuple[int, ...]:
 
 
 def same_as_control(
-    pair: Pair, control: Trajectory, source: Topology, target: Topology
+    pair: Pair, control: Trajectory, source: Topology, target: Topology, noise: float
 ) -> str | None:
     """Why the target topology itself changes the batches, if the uninterrupted control shows it
     does.
@@ -80,10 +81,11 @@ def same_as_control(
             f"{first} where {source.short} consumes {here.total()}, as the restored run does"
         )
     shares = rows_per_rank(control, first)
-    if len(set(shares)) > 1:
+    worst = largest_deviation(pair.reference, control, steps)
+    if len(set(shares)) > 1 and worst > noise:
         return (
-            f"the ranks of {target.short} hold {shares} rows of one global batch, "
-            f"so the mean of their means weighs samples unequally"
+            f"the ranks of {target.short} hold {shares} rows of one global batch, so the mean of "
+            f"their means weighs samples unequally (an uninterrupted run there is {worst:.2g} off)"
         )
     return None
 

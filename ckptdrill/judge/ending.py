@@ -6,10 +6,25 @@ connection. A launch that recorded its last wanted step has ended well, whatever
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ckptdrill.model import Fact, LaunchRecord
+
+_LOADING = re.compile(r", in (_?load\w*|_?restore\w*|_?resume\w*)\n")
+# What a typing error in the script raises: no word of the stack about the checkpoint.
+_MISTAKES = frozenset(
+    {
+        "NameError",
+        "UnboundLocalError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "SyntaxError",
+        "IndentationError",
+    }
+)
+_TELLING = re.compile(r"unsupported|error:|missing|unexpected|mismatch", re.IGNORECASE)
 
 
 class End(StrEnum):
@@ -56,7 +71,8 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
         return None
     crash = crashes[0]
     refusal = _refusal_behind(record, crash)
-    how = End.REFUSED if refusal is not None and crash.step == 0 else End.CRASHED
+    definite = refusal is not None or _raised_by_a_load(crash)
+    how = End.REFUSED if definite and crash.step == 0 else End.CRASHED
     fact = refusal or crash
     call = f" in {fact.data['call']}" if "call" in fact.data else ""
     return Ending(
@@ -65,6 +81,13 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
         crash.rank,
         tuple(f.ref for f in (refusal, crash) if f),
     )
+
+
+def _raised_by_a_load(crash: Fact) -> bool:
+    """The exception came out of a function that loads, by its name, and is no plain mistake."""
+    kind = crash.data["error"][-1]["type"]
+    loads = _LOADING.search(crash.data.get("traceback", ""))
+    return loads is not None and kind.removeprefix("builtins.") not in _MISTAKES
 
 
 def _refusal_behind(record: LaunchRecord, crash: Fact) -> Fact | None:
@@ -84,8 +107,10 @@ def cause(fact: Fact) -> str:
     with_rank = [link for link in links if "failed_rank" in link]
     link = with_rank[0] if with_rank else links[-1]
     name = link["type"].removeprefix("builtins.")
-    first_line = next(iter(link["message"].strip().splitlines()), "")
-    return f"{name}: {first_line[:300]}" if first_line else name
+    lines = [line.strip() for line in link["message"].strip().splitlines() if line.strip()]
+    telling = [line for line in lines[1:] if _TELLING.search(line)]
+    said = " … ".join([*lines[:1], *telling[:1]])
+    return f"{name}: {said[:400]}" if said else name
 
 
 def _timed_out(record: LaunchRecord) -> Ending:
@@ -101,6 +126,10 @@ def _timed_out(record: LaunchRecord) -> Ending:
             f"ranks {ranks} never came back from {loading[0].data['call']}",
             ranks[0],
             tuple(f.ref for f in loading),
+        )
+    if record.of("load_end") and not record.of("stepped"):
+        return Ending(
+            End.HUNG_IN_RESTORE, "the checkpoint was read, and no rank came to its first step"
         )
     steps = {
         rank: max((f.step for f in record.facts if f.rank == rank), default=0)

@@ -28,6 +28,13 @@ from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 FLOOR = 1e-5
 _SHOWN = 12
 _SHARED = ("save", "async_save")  # the calls of torch.distributed.checkpoint
+# When, where and by which process something was saved: part of every checkpoint, of no training.
+_BOOKKEEPING = re.compile(
+    r"(^|[._:\[])(time(stamp)?|date(time)?|elapsed\w*|duration|hours|minutes|seconds|wall\w*|pid|host"
+    r"(name)?|node|user|cwd|path|\w*_(dir|path|time|seconds|hours)|git\w*|version\w*|resume\w*)\]?$",
+    re.IGNORECASE,
+)
+_DATA = re.compile(r"loader|sampler|dataset|(^|[._:])data([._]|$)", re.IGNORECASE)
 _RANDOM = re.compile(r"rng|random|generator|seed", re.IGNORECASE)
 
 
@@ -83,6 +90,7 @@ def next_save(
     *,
     safety: float,
     random_continues: bool,
+    data_holds: bool = False,
 ) -> Check:
     """One row over all leaves of the first save after the restore that both runs made."""
     reference_steps = [s for s in saved_steps(pair.reference) if s > pair.restore_step]
@@ -99,7 +107,10 @@ def next_save(
     others = [saved_at(run, step) for run in repeats if not lost_leaves(run, step)]
     whole = control is not None and not lost_leaves(control, step)
     beside = saved_at(control, step) if control and whole else None
-    comparison = _Comparison(reference, restored, others, beside, safety, random_continues)
+    ignored = [_BOOKKEEPING]
+    ignored += [] if random_continues else [_RANDOM]
+    ignored += [_DATA] if data_holds else []  # what the loader does counts, not how it says it
+    comparison = _Comparison(reference, restored, others, beside, safety, tuple(ignored))
     problems = [*collapsed(pair), *probed(pair)]
     problems += [text for key in sorted(comparison.keys) if (text := comparison.problem(key))]
     numbers = {"step": step, "leaves": len(reference.leaves), "differing": len(problems)}
@@ -232,7 +243,7 @@ class _Comparison:
     repeats: Sequence[Saved]
     control: Saved | None
     safety: float
-    random_continues: bool
+    ignored: tuple[re.Pattern[str], ...]
 
     @property
     def keys(self) -> set[str]:
@@ -259,12 +270,14 @@ class _Comparison:
         return f"{key} differs from the reference's"
 
     def _in_question(self, key: str) -> bool:
-        """False for what the source does not reproduce and for random state that need not
-        continue.
+        """False for what names the process and not the training, for what the source itself does
+        not reproduce, and for state whose item is judged by behaviour.
         """
-        if not self.random_continues and _RANDOM.search(key):
+        if any(pattern.search(key) for pattern in self.ignored):
             return False
-        wanted = self.reference.leaves.get(key)
+        wanted, found = self.reference.leaves.get(key), self.restored.leaves.get(key)
+        if any(isinstance(v, str) and v.startswith("/") for v in (*(wanted or ()), *(found or ()))):
+            return False
         return all(
             _same(wanted, repeat.leaves.get(key)) or _floating(wanted)
             for repeat in self.repeats

@@ -44,13 +44,38 @@ class Sampled:
 def sampled(pair: Pair) -> Sampled:
     """State at the first forward after the restored step, in both runs."""
     runs = (pair.reference, pair.restored)
-    source, target = (run.sample("state", pair.restore_step) for run in runs)
+    source, target = (_of_stepping(run, run.sample("state", pair.restore_step)) for run in runs)
     lost = [
         f"rank {rank} of {run.record.launch_id} recorded no state at the restored step"
         for run, facts in zip(runs, (source, target), strict=True)
         for rank in run.silent(facts)[:1]
     ]
     return Sampled(source, target, lost[0] if lost else None)
+
+
+def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """The sampled state without optimizers that never step, the others renumbered.
+
+    An optimizer that was replaced by another may still be alive, because a scheduler holds it.
+    """
+    stepping = sorted({f.data["optimizer"] for f in run.record.of("stepped")})
+    known = range(max((len(f.data["groups"]) for f in facts), default=0))
+    if not stepping or list(known) == stepping or not set(stepping) <= set(known):
+        return facts
+    return tuple(replace(fact, data=_renumbered(fact.data, stepping)) for fact in facts)
+
+
+def _renumbered(data: Mapping[str, JsonValue], stepping: list[int]) -> Mapping[str, JsonValue]:
+    place = {old: new for new, old in enumerate(stepping)}
+    state = {}
+    for name, value in data["optimizer"].items():
+        number, _, rest = name.rpartition(":")
+        old = int(number.removeprefix("optimizer") or 0) if number else 0
+        if old in place:
+            state[f"optimizer{place[old]}:{rest}" if place[old] else rest] = value
+    schedulers = [{**s, "drives": place.get(s["drives"], -1)} for s in data["schedulers"]]
+    groups = [data["groups"][old] for old in stepping]
+    return {**data, "optimizer": state, "groups": groups, "schedulers": schedulers}
 
 
 def keys(state: Sampled) -> Check:
@@ -75,7 +100,17 @@ def weights(state: Sampled) -> Check:
 
 def buffers(state: Sampled) -> Check:
     """Buffers, non-persistent ones included: they are in no state dict, but in every forward."""
+    if _broadcast(state):
+        first = replace(state, source=state.source[:1], target=state.target[:1])
+        return _tensors(Item.BUFFERS, first, "buffers", "buffers bitwise equal on the first rank")
     return _tensors(Item.BUFFERS, state, "buffers", "buffers bitwise equal")
+
+
+def _broadcast(state: Sampled) -> bool:
+    """DistributedDataParallel sends the first rank's buffers to all others before each forward."""
+    return bool(state.target) and all(
+        f.data.get("broadcast_buffers", False) for f in (*state.source, *state.target)
+    )
 
 
 def moments(state: Sampled) -> Check:
@@ -87,6 +122,7 @@ def moments(state: Sampled) -> Check:
         return Check(Item.MOMENTS, Held.HELD, "the optimizer keeps no state", facts=state.refs)
     lost = sorted(set(source) - set(target))
     problems = _key_problems(source, target) + _value_problems(source, target)
+    problems += _missing_on_a_rank(state)
     check = _row(
         Item.MOMENTS,
         problems,
@@ -98,6 +134,18 @@ def moments(state: Sampled) -> Check:
         summary = f"all {len(lost)} entries of the source are missing: a fresh optimizer"
         return replace(check, summary=summary)
     return check
+
+
+def _missing_on_a_rank(state: Sampled) -> list[str]:
+    """Entries that a rank held in the source and does not hold now, though another rank may."""
+    if len(state.source) != len(state.target):
+        return []
+    return [
+        f"{name} is missing on rank {after.rank} after the restore"
+        for before, after in zip(state.source, state.target, strict=True)
+        for name in sorted(before.data["optimizer"].keys() - after.data["optimizer"].keys())
+        if any(name in other.data["optimizer"] for other in state.target)
+    ]
 
 
 def hyperparameters(state: Sampled) -> Check:
@@ -133,14 +181,9 @@ def group_learning_rates(state: Sampled) -> tuple[str, ...]:
     )
 
 
-def precision(state: Sampled) -> Check:
-    """Loss scalers: their scale and growth tracker must come back."""
-    if state.missing:
-        return _unobserved(Item.PRECISION, state)
-    if not any(scaler for f in (*state.source, *state.target) for scaler in f.data["scalers"]):
-        return Check(Item.PRECISION, Held.HELD, "no loss scaler in use", facts=state.refs)
-    problems = _differences_by_rank(state, "scalers", "scaler")
-    return _row(Item.PRECISION, problems, "loss scaler state equal", state.refs)
+def scaler_differences(state: Sampled) -> list[str]:
+    """Differences between the loss scalers' own states, in words."""
+    return _differences_by_rank(state, "scalers", "scaler")
 
 
 def scheduler_state(state: Sampled) -> tuple[str, ...]:

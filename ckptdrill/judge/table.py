@@ -11,7 +11,7 @@ Pass. Every verdict names one reason, one item or file to blame, and the facts t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptdrill.judge import (
     blame,
@@ -19,6 +19,7 @@ from ckptdrill.judge import (
     ending,
     inventory,
     loss,
+    precision,
     progress,
     randomness,
     surroundings,
@@ -113,7 +114,7 @@ def _before_the_restore(evidence: Evidence) -> Verdict | None:
             f"the restore launch recorded nothing: {text}",
             f"read launches/{plan.restore.id}/launcher.err",
         )
-    if evidence.control_failed and plan.restore != plan.baseline:
+    if evidence.control_failed and plan.restore != plan.baseline and not _own_refusal(evidence):
         return _early(
             evidence,
             Reason.CONTROL_FAILED,
@@ -121,6 +122,19 @@ def _before_the_restore(evidence: Evidence) -> Verdict | None:
             "mend the baseline cell first; nothing can be said of this one before",
         )
     return None
+
+
+def _own_refusal(evidence: Evidence) -> bool:
+    """The stack refused this target, and did not refuse the same checkpoint at the source's own
+    topology: that stands, whatever else is wrong with the restore there.
+    """
+    baseline = evidence.record(evidence.plan.baseline.id)
+    return (
+        evidence.plan.claim is Claim.CONTINUES
+        and ending.ending(evidence.records[evidence.plan.restore.id]).how is End.REFUSED
+        and baseline is not None
+        and ending.ending(baseline).how is End.TRAINED
+    )
 
 
 def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
@@ -179,9 +193,16 @@ def _case(evidence: Evidence) -> _Case:
     checks = tuple(
         _scoped(blame.explained(check, pair), evidence) for check in _checks(evidence, pair, noisy)
     )
+    checks = _consequences(checks)
     control = _control(evidence)
     plan_differs = (
-        data.same_as_control(pair, control, plan.source.topology, plan.restore.topology)
+        data.same_as_control(
+            pair,
+            control,
+            plan.source.topology,
+            plan.restore.topology,
+            evidence.tolerance.loss or evidence.tolerance.noise,
+        )
         if control
         else None
     )
@@ -208,6 +229,12 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
         for launch in plan.repeats
         if (r := evidence.record(launch.id)) is not None
     ]
+    order = data.order(
+        pair,
+        plan.source.topology,
+        plan.restore.topology,
+        epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
+    )
     rows = (
         states.keys(sampled),
         progress.step(pair),
@@ -216,13 +243,8 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
         states.moments(sampled),
         states.hyperparameters(sampled),
         progress.schedule(pair, sampled),
-        states.precision(sampled),
-        data.order(
-            pair,
-            plan.source.topology,
-            plan.restore.topology,
-            epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
-        ),
+        precision.row(pair, sampled),
+        order,
         randomness.random_state(pair, evidence.policy, same_world_size=same_size),
         surroundings.configuration(
             pair,
@@ -237,6 +259,7 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             safety=evidence.tolerance.safety,
             random_continues=same_size
             or evidence.policy.rng_other_world_size is RngPolicy.CONTINUED,
+            data_holds=order.status is Held.HELD,
         ),
         updates.first(
             pair,
@@ -268,7 +291,22 @@ def _scoped(check: Check, evidence: Evidence) -> Check:
         Held.OUT_OF_SCOPE,
         f"declared out of scope: {why} (found: {check.summary})",
         facts=check.facts,
-        numbers=check.numbers,
+        numbers={**check.numbers, "declared_broken": check.status is Held.BROKEN},
+    )
+
+
+def _consequences(checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    """A declared difference makes the updates, the loss and the next save others, too."""
+    declared = [c for c in checks if c.status is Held.OUT_OF_SCOPE and c.item in _RESTORED]
+    changed = [c for c in declared if c.numbers.get("declared_broken")]
+    if not changed:
+        return checks
+    why = f"follows from what is declared out of scope: {changed[0].item.value}"
+    return tuple(
+        replace(c, status=Held.OUT_OF_SCOPE, summary=f"{why} (found: {c.summary})")
+        if c.status is Held.BROKEN and c.item in _OF_THE_UPDATES
+        else c
+        for c in checks
     )
 
 
@@ -437,7 +475,7 @@ def _batch_plan(case: _Case) -> Verdict | None:
     alone makes them.
     """
     broken = {check.item for check in case.having(Held.BROKEN)}
-    if case.batch_plan is None or not broken or not broken <= _OF_THE_BATCHES:
+    if case.batch_plan is None or not broken <= _OF_THE_BATCHES:
         return None
     check = next(c for c in case.checks if c.item is Item.DATA)
     return _verdict(
@@ -595,7 +633,7 @@ def _went_on(case: _Case) -> Verdict:
 
 
 _RULES = {
-    Claim.CONTINUES: (_hung, _refused, _crashed, _batch_plan, _diverged, _incomplete, _held),
+    Claim.CONTINUES: (_batch_plan, _diverged, _hung, _refused, _crashed, _incomplete, _held),
     Claim.FAILS_CLOSED: (_hung, _failed_closed, _crashed, _went_on),
     Claim.DETECTS_DAMAGE: (
         _fault_not_fired,
@@ -610,6 +648,8 @@ _RULES = {
 }
 
 # What other batches make different although everything was restored.
+_OF_THE_UPDATES = {Item.INVENTORY, Item.UPDATES, Item.LOSS}
+_RESTORED = {Item.WEIGHTS, Item.BUFFERS, Item.MOMENTS, Item.HYPERPARAMETERS, Item.SCHEDULER}
 _OF_THE_BATCHES = {Item.DATA, Item.INVENTORY, Item.UPDATES, Item.LOSS}
 
 _DIVERGED_MOVES = {

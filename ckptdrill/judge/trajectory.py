@@ -138,6 +138,8 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
 
     None when no observed save call names that path (a writer the observer does not know).
     """
+    if not checkpoint_suffix:
+        return None
     needle = "/" + checkpoint_suffix.strip("/")
     steps = [
         f.step

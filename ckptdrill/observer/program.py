@@ -89,7 +89,7 @@ def generators(frame: Any, is_generator: Callable[[Any], bool]) -> dict[str, Any
 def _attributes(name: str, value: Any) -> list[tuple[str, Any]]:
     if type(value) is dict:
         return [(f"{name}[{key}]", item) for key, item in list(value.items())[:64]]
-    if type(value).__module__ == "__main__":
+    if _of_the_user(type(value)):
         label = type(value).__name__ if name == "self" else name
         return [(f"{label}.{key}", item) for key, item in _fields(value)]
     return []
@@ -145,7 +145,7 @@ def _numbers(name: str, value: Any, depth: int = 0) -> list[tuple[str, int]]:
     if depth < 3 and type(value) is dict and len(value) <= 64:
         pairs = [(f"{name}[{key}]", item) for key, item in value.items() if isinstance(key, str)]
         return [pair for key, item in pairs for pair in _numbers(key, item, depth + 2)]
-    if depth < 3 and type(value).__module__ == "__main__":
+    if depth < 3 and _of_the_user(type(value)):
         label = type(value).__name__ if name == "self" else name
         return [
             pair
@@ -153,6 +153,14 @@ def _numbers(name: str, value: Any, depth: int = 0) -> list[tuple[str, int]]:
             for pair in _numbers(f"{label}.{key}", item, depth + 1)
         ]
     return []
+
+
+def _of_the_user(kind: type) -> bool:
+    """Classes of the script itself and of the modules beside it."""
+    if kind.__module__ == "__main__":
+        return True
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return bool(path) and _is_users(str(path))
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:

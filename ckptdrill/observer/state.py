@@ -31,6 +31,9 @@ def describe(
     with torch.no_grad():
         return {
             "weights": {name: entry(p) for name, p in roots.parameters()},
+            "broadcast_buffers": any(
+                getattr(module, "broadcast_buffers", False) for _, module in roots.modules
+            ),
             "buffers": {name: entry(b) for name, b, _ in roots.buffers()},
             "optimizer": optimizer_state(optimizers, names),
             "groups": [_groups(optimizer, names) for optimizer in optimizers],

@@ -49,6 +49,7 @@ class Watch:
         self._unscaled: list[tuple[Any, torch.Tensor]] = []
         self._trained: dict[int, bool] = {}
         self._sampled: tuple[int, str] = (-1, "")
+        self._restored: list[tuple[Any, dict[str, Any]]] = []
         self.optimizer_events = 0
 
     # ---------------------------------------------------------------- events, in loop order
@@ -57,7 +58,7 @@ class Watch:
         """A module is called while forward is being waited for; True when it is a
         training step's.
         """
-        if not (module.training and torch.is_grad_enabled() and self._is_trained(module)):
+        if not (torch.is_grad_enabled() and self._is_trained(module)):
             return False
         self._come_around("forward")
         rows = batches.row_hashes((inputs, named))
@@ -129,17 +130,29 @@ class Watch:
         if self.recorder.step:
             return
         part = names.Roots([("", weakref.ref(module))])
-        self.recorder.record(
-            "restored",
-            part="weights",
-            values={
+        put = {
+            "values": {
                 **{name: state.entry(p) for name, p in part.parameters()},
                 **{name: state.entry(b) for name, b, _ in part.buffers()},
             },
-            missing=list(getattr(fit, "missing_keys", ()))[:_MAX_KEYS],
-            unexpected=list(getattr(fit, "unexpected_keys", ()))[:_MAX_KEYS],
-            keys=len(state_dict),
-        )
+            "missing": list(getattr(fit, "missing_keys", ()))[:_MAX_KEYS],
+            "unexpected": list(getattr(fit, "unexpected_keys", ()))[:_MAX_KEYS],
+            "keys": len(state_dict),
+        }
+        self._restored.append((weakref.ref(module), put))
+
+    def _record_restored(self) -> None:
+        """Which of the modules that were loaded into are trained is known at the first forward."""
+        trained = {
+            id(child)
+            for _, root in (self._roots or names.find_roots(self._optimized())).modules
+            if self._is_trained(root)
+            for child in root.modules()
+        }
+        for reference, put in self._restored:
+            if id(reference()) in trained:
+                self.recorder.record("restored", part="weights", **put)
+        self._restored.clear()
 
     def optimizer_restored(self, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
         """An optimizer's `load_state_dict` returned."""
@@ -186,6 +199,8 @@ class Watch:
             self.recorder.record("code", files=program.code_files())
         if step in self.sample_steps:
             self.sample(moment)
+        if step == 0:
+            self._record_restored()
         if self.stop_step is not None and step >= self.stop_step:
             self._stop()
 

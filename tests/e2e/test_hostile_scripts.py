@@ -194,7 +194,7 @@ def test_a_job_that_never_saves(stuck: dict[str, Any]) -> None:
     assert result.code == 3
     assert _verdict(result) == ("Unproven", "source-failed")
     verdict = result.verdicts[CELL]
-    assert "saved no checkpoint" in verdict["explanation"]
+    assert "saved nothing where the matrix says" in verdict["explanation"]
     assert "job.checkpoint" in verdict["next_move"]
 
 

@@ -144,7 +144,7 @@ def test_a_loss_scaler_that_starts_again_is_blamed(rank: int | None) -> None:
 
     verdict = healthy().state(reset, rank=rank).verdict()
     assert verdict.blame_item is Item.PRECISION
-    assert "scale is 2.0, the reference has 65536.0" in verdict.explanation
+    assert "scale is 2.0, the reference has 262144.0" in verdict.explanation
 
 
 def test_a_job_without_a_loss_scaler_has_nothing_to_lose() -> None:

@@ -130,7 +130,7 @@ class Training:
                     "state": {"last_epoch": step, "_last_lr": [lr(step + 1)]},
                 }
             ],
-            "scalers": [{"scale": 65536.0, "_growth_tracker": step}],
+            "scalers": [{"scale": 65536.0 * 2 ** (step // 4), "_growth_tracker": step}],
             "projections": {n: projection((n, step), s, layout) for n, s in PARAMETERS.items()},
         }
 

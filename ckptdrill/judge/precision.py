@@ -1,0 +1,89 @@
+"""Judge the state of precision: loss scaler, fp8 scales, and the train or eval mode of the models.
+
+A scaler whose scale never moved, and scales that never changed, have not been exercised: they would
+look the same had they been lost.
+"""
+
+from __future__ import annotations
+
+from ckptdrill.judge import state as states
+from ckptdrill.judge.inventory import saved_at, saved_steps
+from ckptdrill.judge.trajectory import Pair
+from ckptdrill.model import Check, Held, Item, JsonValue
+
+_EXTRA = "_extra_state"
+
+
+def row(pair: Pair, state: states.Sampled) -> Check:
+    """One row: broken, not exercised, or held."""
+    if state.missing:
+        return Check(Item.PRECISION, Held.NOT_OBSERVED, state.missing, facts=state.refs)
+    problems = [*states.scaler_differences(state), *_modes(pair)]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
+        subjects = tuple(problem.split(" ", 1)[0] for problem in problems[:8])
+        return Check(
+            Item.PRECISION,
+            Held.BROKEN,
+            problems[0] + more,
+            subjects,
+            tuple(problems[:8]),
+            state.refs,
+        )
+    idle = _idle_scaler(pair) or _idle_extra_state(pair)
+    if idle:
+        return Check(
+            Item.PRECISION,
+            Held.NOT_EXERCISED,
+            idle,
+            facts=state.refs,
+            next_move="make it move before the save (a short growth_interval, a device that "
+            "has the type), or declare the item out of scope",
+        )
+    used = any(scaler for fact in state.source for scaler in fact.data["scalers"])
+    summary = "loss scaler state equal" if used else "no loss scaler in use"
+    return Check(Item.PRECISION, Held.HELD, summary, facts=state.refs)
+
+
+def _modes(pair: Pair) -> list[str]:
+    """Models that train in one run and are in eval mode in the other."""
+    before, after = (
+        run.sample("roots", pair.restore_step, "forward") for run in (pair.reference, pair.restored)
+    )
+    then, now = (f[0].data.get("training", []) if f else [] for f in (before, after))
+    if not then or not now or then == now:
+        return []
+    names = after[0].data.get("classes", [])
+    return [
+        f"{name} is in {'train' if is_now else 'eval'} mode, the reference is not"
+        for name, was, is_now in zip(names, then, now, strict=False)
+        if was != is_now
+    ]
+
+
+def _idle_scaler(pair: Pair) -> str:
+    scales = [_scales(pair, step) for step in pair.reference.sampled_steps()]
+    used = [scale for scale in scales if scale]
+    if not used or any(scale != used[0] for scale in used):
+        return ""
+    return "the loss scale never moved: no overflow and no growth before or after the save"
+
+
+def _scales(pair: Pair, step: int) -> list[JsonValue]:
+    facts = pair.reference.sample("state", step)
+    return [scaler.get("scale") for scaler in facts[0].data["scalers"] if scaler] if facts else []
+
+
+def _idle_extra_state(pair: Pair) -> str:
+    """Modules keep fp8 scales in `_extra_state`; without hardware for fp8 they stay as they are."""
+    seen = [
+        {
+            key: repr(values)
+            for key, values in saved_at(pair.reference, step).leaves.items()
+            if _EXTRA in key
+        }
+        for step in saved_steps(pair.reference)
+    ]
+    if len(seen) < 2 or not seen[0] or any(each != seen[0] for each in seen):
+        return ""
+    return f"{next(iter(seen[0]))} never changed from one save to the next"

@@ -154,7 +154,8 @@ def _show(console: Console, title: str, lines: Iterable[str]) -> None:
 
 def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
     """Write down what is run before anything runs. A resumed run must be of the same matrix."""
-    if resume:
+    # A run that was killed before this was written has not begun.
+    if resume and folder.run_json.exists():
         if folder.matrix.read_bytes() != matrix.text:
             raise UserError(
                 "the matrix has changed since this run began",

@@ -20,7 +20,14 @@ from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import EPOCH_BOUNDARY, Check, Held, Item, Topology
 
 
-def order(pair: Pair, source: Topology, target: Topology, *, epochs_in_scope: bool) -> Check:
+def order(
+    pair: Pair,
+    source: Topology,
+    target: Topology,
+    control: Trajectory | None = None,
+    *,
+    epochs_in_scope: bool,
+) -> Check:
     """One row: equal, missing, repeated, foreign or re-ordered samples over the compared steps."""
     steps = pair.compared
     if not steps:
@@ -37,8 +44,26 @@ def order(pair: Pair, source: Topology, target: Topology, *, epochs_in_scope: bo
     numbers = _numbers(steps, reference, restored)
     if reference == restored:
         return _held(pair, source, steps, refs, numbers, epochs_in_scope=epochs_in_scope)
+    if control is not None and _nameless(pair, control, source, target):
+        return Check(
+            Item.DATA,
+            Held.NOT_OBSERVED,
+            "an uninterrupted run at the target shares no sample with the source either: the rows "
+            "cannot be told by their content there (random augmentation?)",
+            facts=refs,
+            next_move="tell the sample ids with ckptdrill's probe, turn the augmentation off for "
+            "the drill, or declare the item out of scope",
+        )
     seen = sum((global_rows(pair.reference, s, source) for s in _before(pair)), Counter())
     return _broken(steps, reference, restored, seen, refs, numbers)
+
+
+def _nameless(pair: Pair, control: Trajectory, source: Topology, target: Topology) -> bool:
+    """True when the same steps have no row in common although nothing was restored."""
+    steps = [s for s in pair.compared if s <= control.last_step]
+    return bool(steps) and not any(
+        global_rows(pair.reference, s, source) & global_rows(control, s, target) for s in steps
+    )
 
 
 def global_rows(run: Trajectory, step: int, topology: Topology) -> Counter[str]:

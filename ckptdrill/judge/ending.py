@@ -27,6 +27,10 @@ _MISTAKES = frozenset(
 _TELLING = re.compile(r"unsupported|error:|missing|unexpected|mismatch", re.IGNORECASE)
 
 
+# What a rank reports whose peer has died: a consequence, never the cause.
+_PEER_GONE = re.compile(r"(closed|reset) by peer|remote worker|Broken pipe", re.IGNORECASE)
+
+
 class End(StrEnum):
     """The ways a launch can end."""
 
@@ -71,6 +75,15 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
         return None
     crash = crashes[0]
     refusal = _refusal_behind(record, crash)
+    vanished = _vanished(record)
+    if refusal is None and vanished and _PEER_GONE.search(cause(crash)):
+        return Ending(
+            End.DIED,
+            f"rank {vanished[0]} died without an exception; rank {crash.rank} then lost its "
+            "connection to it",
+            vanished[0],
+            (crash.ref,),
+        )
     definite = refusal is not None or _raised_by_a_load(crash)
     how = End.REFUSED if definite and crash.step == 0 else End.CRASHED
     fact = refusal or crash
@@ -90,14 +103,26 @@ def _raised_by_a_load(crash: Fact) -> bool:
     return loads is not None and kind.removeprefix("builtins.") not in _MISTAKES
 
 
+def _vanished(record: LaunchRecord) -> list[int]:
+    """The ranks that started and left no word of how they ended, the first to fall silent first."""
+    ended = {f.rank for kind in ("crashed", "exited", "stopped") for f in record.of(kind)}
+    last = {f.rank: f.t for f in record.facts if f.rank not in ended}
+    return sorted(last, key=lambda rank: last[rank])
+
+
 def _refusal_behind(record: LaunchRecord, crash: Fact) -> Fact | None:
-    """The load refusal on the crashing rank (or, if it has none, the earliest on any rank)."""
+    """The load refusal that the crashing rank died of, or else the earliest of another rank.
+
+    A refusal that the job caught and lived on with is not what a later crash is about.
+    """
     refusals = [
         f for f in record.of("refused") if f.data.get("during") == "load" and f.t <= crash.t
     ]
+    said = {(link["type"], link["message"]) for link in crash.data["error"]}
     own = [f for f in refusals if f.rank == crash.rank]
+    died_of = [f for f in own if any((e["type"], e["message"]) in said for e in f.data["error"])]
     if own:
-        return own[-1]
+        return died_of[-1] if died_of else None
     return min(refusals, key=lambda f: f.t, default=None)
 
 

@@ -233,6 +233,7 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
         pair,
         plan.source.topology,
         plan.restore.topology,
+        control,
         epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
     )
     rows = (

@@ -1,11 +1,11 @@
 """Wrap the few torch entry points every training loop goes through. `install` does all of it, once.
 
 Loop events: optimizer steps (torch's own global hooks), `torch.autograd.backward`, and the first
-module call of a micro-batch. The latter is seen by exchanging `nn.Module.__call__` only while a
-forward is being waited for, so that nothing of the observer is ever inside a compiled region.
-Construction of optimizers, schedulers and scalers is noted weakly. Saves and loads are timed, and
-an
-exception out of one is recorded with its whole chain before it goes on to the job.
+module call of a micro-batch. The latter is seen through `nn.Module.__call__`. Once the job compiles
+anything, that is exchanged only while a forward is being waited for, so that nothing of the
+observer is ever inside a compiled region. Construction of optimizers, schedulers and scalers is
+noted weakly. Saves and loads are timed, and an exception out of one is recorded with its whole chain
+before it goes on to the job.
 """
 
 from __future__ import annotations
@@ -47,28 +47,62 @@ def install(watch: Watch, recorder: Recorder) -> None:
 # ------------------------------------------------------------------------------------ loop events
 
 _plain_call = torch.nn.Module.__call__
-_arm_forward: list[Callable[[], None]] = []
+
+
+class _Forward:
+    """Whether a forward is being waited for, and whether the job compiles."""
+
+    awaited = False
+    compiles = False
+    watched_call: Any = None
 
 
 def _forward_hook(watch: Watch, recorder: Recorder) -> None:
     observe = recorder.guarded(watch.forward)
 
     def watched_call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if observe(self, inputs, named):
-            torch.nn.Module.__call__ = _plain_call  # type: ignore[method-assign]
+        if _Forward.awaited and observe(self, inputs, named):
+            _Forward.awaited = False
+            _settle()
         return _plain_call(self, *inputs, **named)
 
-    def arm() -> None:
-        # Each assignment makes Python forget what it knows of all module classes: a millisecond.
-        if torch.nn.Module.__call__ is not watched_call:
-            torch.nn.Module.__call__ = watched_call  # type: ignore[method-assign]
-
-    _arm_forward.append(arm)
+    _Forward.watched_call = watched_call
+    _before(torch, "compile", _compiles)
+    _before(torch.nn.Module, "compile", _compiles)
 
 
 def _await_forward() -> None:
-    for arm in _arm_forward:
-        arm()
+    _Forward.awaited = True
+    _settle()
+
+
+def _compiles() -> None:
+    _Forward.compiles = True
+    _settle()
+
+
+def _settle() -> None:
+    """Put the watched call in place, or take it away from what is going to be compiled.
+
+    Each assignment makes Python forget what it knows of all module classes, a millisecond at the
+    next calls; so without compilation it is made once.
+    """
+    wanted = _Forward.watched_call if _Forward.awaited or not _Forward.compiles else _plain_call
+    if wanted is not None and torch.nn.Module.__call__ is not wanted:
+        torch.nn.Module.__call__ = wanted  # type: ignore[method-assign]
+
+
+def _before(holder: Any, name: str, note: Callable[[], None]) -> None:
+    plain = getattr(holder, name, None)
+    if plain is None:
+        return
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note()
+        return plain(*args, **kwargs)
+
+    setattr(holder, name, call)
 
 
 def _backward_hook(watch: Watch, recorder: Recorder) -> None:

@@ -72,6 +72,10 @@ STUCK = {
         "            import time; time.sleep(10_000 if step == 2 else 0)\n" + STEP,
     ),
     "in_load": (LOAD, "torch.load(Stalled(args.resume), weights_only=False)"),
+    "after_restore": (
+        STEP,
+        "            import time; time.sleep(10_000 if args.resume and step == 9 else 0)\n" + STEP,
+    ),
     "never_saves": (SAVE, "            if False:\n"),
     "after_load": (RESTORE, "        import time; time.sleep(10_000)\n" + RESTORE),
 }
@@ -129,11 +133,20 @@ def test_a_restore_that_never_comes_back_from_its_load_is_hung(stuck: dict[str, 
     assert " in read" in stacks  # the line that hangs is in the evidence
 
 
-def test_a_job_that_hangs_elsewhere_is_not_called_unsupported(stuck: dict[str, Any]) -> None:
+def test_a_restore_that_comes_to_no_step_after_its_load_is_hung(stuck: dict[str, Any]) -> None:
     result = stuck["after_load"]
+    assert result.code == 1
+    assert _verdict(result) == ("Unsupported", "hung")
+    assert "no rank came to its first step" in result.verdicts[CELL]["explanation"]
+
+
+def test_a_restored_job_that_hangs_later_is_not_called_unsupported(stuck: dict[str, Any]) -> None:
+    result = stuck["after_restore"]
     assert result.code == 3
     assert _verdict(result) == ("Unproven", "timed-out")
-    assert "time limit" in result.verdicts[CELL]["explanation"]
+    explanation = result.verdicts[CELL]["explanation"]
+    assert "time limit" in explanation
+    assert "{0: 2}" in explanation  # how far each rank came
 
 
 # ------------------------------------------------------------------------------ one poisoned cell

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import hashlib
 import json
 import os
@@ -52,6 +53,7 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
         loop = watch.Watch(recorder, launch)
         hooks.install(loop, recorder)
         probe.attach(recorder)
+        gc.freeze()  # what the imports made holds no model: looking for one becomes quick
         program.run(arguments)
         _finish_threads()
     except SystemExit as request:

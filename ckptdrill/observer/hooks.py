@@ -4,7 +4,7 @@ Loop events: optimizer steps (torch's own global hooks), `torch.autograd.backwar
 module call of a micro-batch. The latter is seen through `nn.Module.__call__`. Once the job compiles
 anything, that is exchanged only while a forward is being waited for, so that nothing of the
 observer is ever inside a compiled region. Construction of optimizers, schedulers and scalers is
-noted weakly. Saves and loads are timed, and an exception out of one is recorded with its whole chain
+noted weakly. Saves and loads are timed, and an exception out of one is recorded with its chain
 before it goes on to the job.
 """
 

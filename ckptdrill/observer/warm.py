@@ -22,6 +22,7 @@ Run it as `python -m ckptdrill_observer.warm CONTROL_FOLDER [PARENT_PID]`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -122,6 +123,7 @@ def main(argv: list[str]) -> int:
     started = time.monotonic()
     failed = preload(control / "preload.json")
     refusal = unfit()
+    gc.freeze()  # collections in the forks leave these pages shared
     cage.write_json(
         control / "ready.json",
         {

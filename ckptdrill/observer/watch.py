@@ -157,7 +157,7 @@ class Watch:
     def optimizer_restored(self, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
         """An optimizer's `load_state_dict` returned."""
         if self.recorder.step == 0:
-            roots = names.find_roots(self._optimized())
+            roots = self._roots or names.find_roots(self._optimized())
             values = state.optimizer_state([optimizer], roots.parameter_names())
             self.recorder.record("restored", part="optimizer", values=values)
 

@@ -37,6 +37,8 @@ PLACEHOLDERS: Mapping[str, str] = MappingProxyType(
     }
 )
 _TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
+_WIDTH = re.compile(r"0?[1-9][0-9]?d?")
+_TEXTS = ("out", "resume", "topology", "jobs")
 _LITERAL = {"{{": "{", "}}": "}"}
 
 
@@ -58,7 +60,13 @@ def placeholder_values(
 def used(template: str) -> set[str]:
     """The placeholder names in `template`."""
     tokens = _TOKEN.findall(template)
-    return {token[1:-1] for token in tokens if len(token) > 2}
+    return {_parts(token)[0] for token in tokens if len(token) > 2}
+
+
+def _parts(token: str) -> tuple[str, str]:
+    """Name and number format of `{step:07d}`."""
+    name, _, spec = token[1:-1].partition(":")
+    return name, spec
 
 
 def problem_in(template: str, allowed: Collection[str] = PLACEHOLDERS.keys()) -> str | None:
@@ -68,8 +76,11 @@ def problem_in(template: str, allowed: Collection[str] = PLACEHOLDERS.keys()) ->
             continue
         if len(token) == 1:
             return f"a lone {token!r}; write {token * 2!r} for the brace itself"
-        if token[1:-1] not in allowed:
-            near = did_you_mean(token[1:-1], allowed)
+        name, spec = _parts(token)
+        if spec and (not _WIDTH.fullmatch(spec) or name in _TEXTS):
+            return f"cannot format {token}; a number takes a width, as in {{step:07d}}"
+        if name not in allowed:
+            near = did_you_mean(name, allowed)
             names = listed(f"{{{name}}}" for name in allowed)
             return f"unknown placeholder {token}{near}; allowed: {names}; '{{{{' is a plain brace"
     return None
@@ -99,4 +110,7 @@ def fill_only(template: str, name: str, value: str) -> str:
 
 
 def _replacement(token: str, values: Mapping[str, object]) -> str:
-    return _LITERAL.get(token) or str(values[token[1:-1]])
+    if token in _LITERAL:
+        return _LITERAL[token]
+    name, spec = _parts(token)
+    return format(int(str(values[name])), spec) if spec else str(values[name])

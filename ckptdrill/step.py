@@ -133,7 +133,6 @@ def describe(
             {**job_env, "CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else job_env,
             run.observer_pack,
             folder / "launch.json",
-            run.work(launch.id) / "scratch",
         ),
         "first_step": offset,
         "stop_step": launch.stop_step - offset,
@@ -149,8 +148,7 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
 
     Raises UserError or OSError when the copy cannot be made.
     """
-    for folder in ("out", "scratch"):
-        (setting.run.work(launch.id) / folder).mkdir(parents=True, exist_ok=True)
+    out_of(setting.run, launch.id).mkdir(parents=True, exist_ok=True)
     source = restored_path(setting, launch)
     if source is None:
         return None
@@ -170,7 +168,9 @@ def unmet(setting: Setting, step: Step) -> str | None:
         path = restored_path(setting, step)
     if path is None or path.exists():
         return None
-    return f"there is no checkpoint at {path}"
+    there = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
+    held = f"the folder holds {', '.join(there[:5])}" if there else "the folder is empty"
+    return f"there is no checkpoint at {path}; {held}"
 
 
 def ended_badly(exit_record: Mapping[str, Any]) -> str | None:

@@ -32,7 +32,14 @@ from ckptdrill.model import Launch, LaunchRecord, Plan, Verdict, VerdictWord
 from ckptdrill.reasons import EXPLANATIONS
 from ckptdrill.schedule import Capacity, Graph, forecast
 from ckptdrill.spelling import did_you_mean
-from ckptdrill.store import RUN_FORMAT_VERSION, RunFolder, read_json, read_launch, write_json
+from ckptdrill.store import (
+    MANIFEST_NAME,
+    RUN_FORMAT_VERSION,
+    RunFolder,
+    read_json,
+    read_launch,
+    write_json,
+)
 
 # Ranks that make sense on a node without GPUs: they share its cores, and 8 still train on 2.
 _CPU_RANKS_AT_LEAST = 8
@@ -45,6 +52,7 @@ def run(
     mode = _mode(launcher)
     matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
     plans = plans_.plan_all(matrix)
+    _check_torch(matrix, plans)
     folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
     _begin(folder, matrix, resume=resume)
     with progress.shown(plans_.steps_of(plans)) as report:
@@ -54,7 +62,7 @@ def run(
     _conclude(folder, plans)
     runs_.prune(folder, _spent(plans, verdicts))
     packet.write(folder)
-    return worst(outcome.code, _tell(folder, plans, verdicts))
+    return worst(_tell(folder, plans, verdicts), outcome.code)
 
 
 def plan(path: Path, python: str | None) -> ExitCode:
@@ -77,7 +85,7 @@ def plan(path: Path, python: str | None) -> ExitCode:
             f"{end_s - start_s:.0f} s",
             str(len(sharing[step_id])),
         )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
     whole_s = max((end_s for _, end_s, _ in expected.values()), default=0.0)
     gpu_hours = (
@@ -96,6 +104,7 @@ def judge(path: Path) -> ExitCode:
     matrix = matrices.parse(
         folder.matrix.read_bytes(), Path(read_json(folder.run_json)["matrix_path"])
     )
+    _refuse_changed_evidence(folder)
     plans = judging.stored_plans(folder)
     with journal.locked(folder):
         verdicts = judging.judge_run(folder, matrix, plans)
@@ -104,6 +113,21 @@ def judge(path: Path) -> ExitCode:
     changed = read_json(folder.run_json).get("source_unchanged") is False
     code = ExitCode.SOURCE_CHANGED if changed else ExitCode.AS_EXPECTED
     return worst(code, _tell(folder, plans, verdicts))
+
+
+def _refuse_changed_evidence(folder: RunFolder) -> None:
+    """Facts that are no longer what was recorded must not be judged, and signed, once more."""
+    if not (folder.root / MANIFEST_NAME).exists():
+        return  # a run that never came to its end has no list yet
+    recorded = ("launches/", "damages/", "matrix.yaml", "journal.jsonl")
+    changed = [p for p in packet.verify(folder.root) if p.path.startswith(recorded)]
+    if changed:
+        raise UserError(
+            f"the recorded evidence has changed since it was written: {changed[0]}",
+            where=str(folder.root),
+            hint="`ckptdrill verify` lists every difference; drill again to have new evidence",
+            code=ExitCode.UNPROVEN,
+        )
 
 
 def verify(path: Path) -> ExitCode:
@@ -218,7 +242,7 @@ def _spent(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> list[str]:
 
 def _tell(folder: RunFolder, plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> ExitCode:
     """Print one line per cell, the worst last where the eye is, and where the packet lies."""
-    console = Console()
+    console = Console(soft_wrap=True)
     codes = []
     for each, verdict in zip(plans, verdicts, strict=True):
         met = verdict.meets(each.cell.expect)
@@ -239,7 +263,10 @@ def _tell(folder: RunFolder, plans: Sequence[Plan], verdicts: Sequence[Verdict])
             f"{unmet or 'none'} against expectation"
         )
     )
-    console.print(Text(f"packet: {folder.root / 'index.html'}"), soft_wrap=True)
+    changes = read_json(folder.run_json).get("source_changes") or []
+    if changes:
+        console.print(Text(f"VOID: a source checkpoint changed under the run ({changes[0]})"))
+    console.print(Text(f"packet: {folder.root / 'index.html'}"))
     return worst(*codes)
 
 
@@ -262,6 +289,26 @@ def _mode(launcher: str) -> Mode:
             f"--launcher {launcher!r} is unknown{did_you_mean(launcher, names)}",
             hint=f"choose one of {', '.join(names)}",
         ) from None
+
+
+def _check_torch(matrix: Matrix, plans: Sequence[Plan]) -> None:
+    """Every interpreter in use has torch: better said now than by a launch that dies."""
+    steps = plans_.steps_of(plans).values()
+    for name in sorted({step.environment for step in steps if isinstance(step, Launch)}):
+        python = matrix.environments[name].python
+        look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+        try:
+            found = subprocess.run(
+                [python, "-c", look], capture_output=True, check=False, timeout=60
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            found = None
+        if found is None or found.returncode != 0:
+            raise UserError(
+                f"{python} has no torch",
+                where=f"environment {name!r}",
+                hint="name the interpreter that runs the job: --python PATH, or environments.NAME",
+            )
 
 
 def _ranks_that_fit() -> int:

@@ -878,7 +878,8 @@ def test_placeholders_are_filled_and_braces_escaped() -> None:
         ("{zero_stage}", "{zero_stage} has no value here"),
         ("{out.__class__}", "unknown placeholder"),
         ("{0}", "unknown placeholder"),
-        ("{out!r:>9}", "unknown placeholder"),
+        ("{out!r}", "unknown placeholder"),
+        ("{out:>9}", "cannot format"),
     ],
 )
 def test_a_placeholder_that_cannot_be_filled_is_named(template: str, words: str) -> None:

@@ -376,7 +376,9 @@ def test_a_source_that_saved_nothing_costs_its_restores(
     machine.behaviours["source.fsdp2"] = Behaviour(saves=False)
     run, outcome = carry_out(tmp_path)
     path = run.work("source.fsdp2") / "out" / "step-4"
-    assert outcome.steps[RESTORE_ONE].reason == f"there is no checkpoint at {path}"
+    assert outcome.steps[RESTORE_ONE].reason == (
+        f"there is no checkpoint at {path}; the folder is empty"
+    )
     assert outcome.steps[RESTORE_DAMAGED].state is StepState.SKIPPED
     assert outcome.steps["control.fsdp1"].state is StepState.ENDED
 

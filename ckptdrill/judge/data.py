@@ -150,7 +150,7 @@ def _epochs_unexercised(pair: Pair, source: Topology, steps: Sequence[int]) -> s
     after = _level(pair, source, [*_before(pair), *steps])
     first, *window = (_epoch(pair.reference, s) for s in (_first_step(pair), *steps))
     if before < 2 and window[0] == first:
-        return "the checkpoint was saved inside the first epoch"
+        return "no sample had come again when the checkpoint was saved: that is the first epoch"
     if after == before and window[-1] == window[0]:
         return "the compared steps end before the next epoch begins"
     return ""

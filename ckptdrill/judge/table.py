@@ -548,6 +548,15 @@ def _incomplete(case: _Case) -> Verdict | None:
             None,
             "keep the run folder and report this as a defect of ckptdrill",
         )
+    if not case.restore.of("stepped"):
+        return _verdict(
+            case,
+            VerdictWord.UNPROVEN,
+            Reason.EVIDENCE_MISSING,
+            "the restored job ended by itself without one training step",
+            None,
+            "does it take the training for finished? Let job.args ask for more steps than the save",
+        )
     if len(case.pair.compared) < min(case.evidence.window, 2):
         return _verdict(
             case,

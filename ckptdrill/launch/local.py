@@ -69,12 +69,12 @@ def job_environment(
     job_env: Mapping[str, str],
     pack: Path,
     launch_json: Path,
-    scratch: Path,
 ) -> dict[str, str]:
     """The whole environment of a launch: the allowed part of `base`, then `job_env`, then ours.
 
     `pack` is the folder that holds the package `ckptdrill_observer`; the job's own PYTHONPATH
-    follows it. Names that start with CKPTDRILL_ are never taken over.
+    follows it. Names that start with CKPTDRILL_ are never taken over. TMPDIR is left to the cage,
+    which gives every launch a folder of its own under a path short enough for Unix sockets.
     """
     allowed = {
         name: value
@@ -85,7 +85,6 @@ def job_environment(
     environment = {k: v for k, v in environment.items() if not k.startswith("CKPTDRILL_")}
     environment.setdefault("PATH", os.defpath)
     environment.setdefault("OMP_NUM_THREADS", "1")
-    environment.setdefault("TMPDIR", str(scratch))
     python_path = [str(pack), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     environment["CKPTDRILL_LAUNCH"] = str(launch_json)

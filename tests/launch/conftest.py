@@ -59,7 +59,7 @@ class Bench:
         self.folder.mkdir(parents=True)
         script = self.folder / "program.py"
         script.write_text(program)
-        launch_json, scratch = self.folder / "launch.json", self.folder / "scratch"
+        launch_json = self.folder / "launch.json"
         job_env = keys.pop("job_env", {})
         return {
             "id": self.folder.name,
@@ -70,7 +70,7 @@ class Bench:
             "cwd": str(self.folder),
             "python": sys.executable,
             "world_size": 1,
-            "env": job_environment(os.environ, job_env, self.pack, launch_json, scratch),
+            "env": job_environment(os.environ, job_env, self.pack, launch_json),
             "timeout_s": 60.0,
             "launcher": "torchrun",
             **keys,

@@ -32,7 +32,7 @@ def test_the_environment_of_a_job_is_an_allow_list() -> None:
         "RANK": "3",
         "CKPTDRILL_LAUNCH": "an outer one",
     }
-    given = job_environment(base, {"SEED": "1"}, Path("/pack"), Path("/l.json"), Path("/s"))
+    given = job_environment(base, {"SEED": "1"}, Path("/pack"), Path("/l.json"))
     assert given == {
         "PATH": "/bin",
         "LC_ALL": "C",
@@ -40,7 +40,6 @@ def test_the_environment_of_a_job_is_an_allow_list() -> None:
         "PYTHONPATH": "/pack:/mine",
         "SEED": "1",
         "OMP_NUM_THREADS": "1",
-        "TMPDIR": "/s",
         "CKPTDRILL_LAUNCH": "/l.json",
     }
 

@@ -54,7 +54,7 @@ print({
 def parent(tmp_path_factory: pytest.TempPathFactory, pack: Path) -> Iterator[WarmParent]:
     control = tmp_path_factory.mktemp("control")
     (control / "preload.json").write_text('["numpy", "no_such_module"]')
-    environment = job_environment(os.environ, {}, pack, control / "none.json", control)
+    environment = job_environment(os.environ, {}, pack, control / "none.json")
     parent = WarmParent(sys.executable, pack, control, environment)
     assert parent.ready(timeout_s=120.0), parent.refusal()
     yield parent

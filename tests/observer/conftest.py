@@ -80,7 +80,7 @@ def _parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmParent]:
     package.mkdir()
     for module in observer_dir().glob("*.py"):
         shutil.copy(module, package)
-    env = job_environment(os.environ, {}, pack, pack / "launch.json", pack)
+    env = job_environment(os.environ, {}, pack, pack / "launch.json")
     env = {name: value for name, value in env.items() if name not in ("CKPTDRILL_LAUNCH", "TMPDIR")}
     parent = WarmParent(sys.executable, pack, pack / "control", env)
     assert parent.ready(TIMEOUT_S), parent.refusal()
@@ -108,7 +108,7 @@ def observe(_parent: WarmParent, tmp_path: Path) -> Observe:
             "cwd": str(tmp_path),
             "python": sys.executable,
             "world_size": ranks,
-            "env": job_environment(os.environ, {}, pack, launch_json, scratch),
+            "env": job_environment(os.environ, {}, pack, launch_json),
             "stop_step": None,
             "sample_steps": [],
             "timeout_s": TIMEOUT_S,

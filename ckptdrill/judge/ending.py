@@ -75,6 +75,8 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
         return None
     crash = crashes[0]
     refusal = _refusal_behind(record, crash)
+    if refusal is None and _PEER_GONE.search(cause(crash)) and _killed(record):
+        return _died(record, set())
     vanished = _vanished(record)
     if refusal is None and vanished and _PEER_GONE.search(cause(crash)):
         return Ending(
@@ -101,6 +103,13 @@ def _raised_by_a_load(crash: Fact) -> bool:
     kind = crash.data["error"][-1]["type"]
     loads = _LOADING.search(crash.data.get("traceback", ""))
     return loads is not None and kind.removeprefix("builtins.") not in _MISTAKES
+
+
+def _killed(record: LaunchRecord) -> tuple[int, str] | None:
+    """The rank that the launcher saw ended by a signal first, and the name of that signal."""
+    failure = (record.ended or {}).get("first_failure") or {}
+    name = failure.get("signal")
+    return (int(failure["local_rank"]), str(name)) if name else None
 
 
 def _vanished(record: LaunchRecord) -> list[int]:
@@ -167,6 +176,9 @@ def _timed_out(record: LaunchRecord) -> Ending:
 
 def _died(record: LaunchRecord, finished: set[int]) -> Ending:
     ended = record.ended or {}
+    killed = _killed(record)
+    if killed:
+        return Ending(End.DIED, f"rank {killed[0]} was ended by {killed[1]}", killed[0])
     codes = [f for f in record.of("exited") if f.data.get("code") != 0]
     if codes:
         return Ending(

@@ -521,7 +521,7 @@ def _damage_diverged(case: _Case) -> Verdict | None:
         Reason.DIVERGED,
         f"{surroundings.described(record)} was loaded without a word: {first.summary}",
         first,
-        "verify checksums before loading (ckptdrill's manifest, or zip CRCs), and fall back",
+        "verify checksums before loading (a manifest, or the zip CRCs), and fall back",
         subject=f"{_damaged_file(case)}: {first.subjects[0] if first.subjects else ''}",
     )
 

@@ -24,6 +24,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -49,6 +50,9 @@ _LEAVE_GRACE_S = 0.5
 _KILL_LIMIT_S = 15.0
 # A Unix socket's path ends at 107 bytes; multiprocessing appends about 45 to TMPDIR.
 _TMPDIR_BYTES_MAX = 60
+IGNORED_IN_THE_BACKGROUND = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+# How torchrun names the rank that failed first; a negative code is the signal that ended it.
+_FIRST_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 # Not the runner's TMPDIR, which may be long itself.
 _SHORT_FOLDER = "/tmp"  # noqa: S108
 _LAST_FACTS = ("exited", "stopped")
@@ -321,9 +325,24 @@ def _own(
     record = exit_record(launch, started_s, ending)
     record.update(orphans_killed=orphans_killed, stacks_dumped=stacks_dumped)
     record.update(_status(reaped.get(launcher_pid)))
+    record["first_failure"] = _first_failure(folder / "launcher.err")
     if launcher_pid not in reaped or descendants(os.getpid()):
         record["error"] = f"a process could not be killed within {_KILL_LIMIT_S:.0f} s"
     return record
+
+
+def _first_failure(errors: Path) -> dict[str, Any] | None:
+    """The rank that torchrun saw failing first, and its exit code; ranks that are ended because of
+    it leave no other word than that they lost it.
+    """
+    with errors.open(encoding="utf-8", errors="replace") as lines:
+        found = next(filter(None, map(_FIRST_FAILURE.search, lines)), None)
+    if found is None:
+        return None
+    code = int(found[1])
+    names = {member.value: member.name for member in signal.Signals}
+    ended_by = names.get(-code, f"signal {-code}") if code < 0 else None
+    return {"local_rank": int(found[2]), "exitcode": code, "signal": ended_by}
 
 
 def _status(wait_status: int | None) -> dict[str, int | None]:
@@ -418,8 +437,9 @@ def redirect(output: Path, errors: Path) -> None:
 
 
 def _execute(launch: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
-    # Python ignores these two, and an ignored signal would stay ignored in the new program.
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+    # An ignored signal would stay ignored in the new program. Python ignores the first two, and
+    # whoever starts ckptdrill in the background (nohup, cron, `&`) the others.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ, *IGNORED_IN_THE_BACKGROUND):
         signal.signal(ignored, signal.SIG_DFL)
     command = launch.get("command") or torchrun_command(launch)
     os.execvpe(command[0], command, environment)  # noqa: S606 - a fixed argv, no shell

@@ -120,6 +120,7 @@ def main(argv: list[str]) -> int:
     cage.die_with_parent(signal.SIGTERM, int(argv[1]) if len(argv) > 1 else os.getppid())
     # A cage that is itself killed leaves its processes to this one, which ends them.
     cage.become_subreaper()
+    _hear_signals()
     started = time.monotonic()
     failed = preload(control / "preload.json")
     refusal = unfit()
@@ -134,6 +135,14 @@ def main(argv: list[str]) -> int:
         },
     )
     return 1 if refusal else _serve()
+
+
+def _hear_signals() -> None:
+    """Forks must not inherit that ckptdrill was started in the background, with these ignored."""
+    for number in cage.IGNORED_IN_THE_BACKGROUND:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            heard = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, heard)
 
 
 def preload(names_file: Path) -> list[str]:

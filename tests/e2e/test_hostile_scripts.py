@@ -183,7 +183,7 @@ def test_the_cells_beside_a_poisoned_one_are_unharmed(poisoned: Any) -> None:
 def test_a_rank_that_dies_of_a_signal(poisoned: Any) -> None:
     verdict = poisoned.verdicts["two_to_one.dp-shrink"]
     assert (verdict["word"], verdict["reason"]) == ("Unproven", "crashed")
-    assert "ranks [0] died without an exception" in verdict["explanation"]
+    assert "rank 0 was ended by SIGSEGV" in verdict["explanation"]
     assert "restore.two_to_one.dp-shrink/rank0.err" in verdict["next_move"]
 
 

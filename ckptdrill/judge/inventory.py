@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ckptdrill.judge.logical import is_entry
+from ckptdrill.judge.logical import is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
@@ -266,7 +266,7 @@ class _Comparison:
         if self._agree(key, wanted, found):
             return None
         if len(wanted) == len(found) == 1 and not _is_tensor(wanted[0]):
-            return f"{key} is {_short(found[0])}, the reference has {_short(wanted[0])}"
+            return f"{key} is {quoted(found[0])}, the reference has {quoted(wanted[0])}"
         return f"{key} differs from the reference's"
 
     def _in_question(self, key: str) -> bool:
@@ -353,8 +353,3 @@ def _file(fact: Fact) -> str:
     """torch.save writes one file a call: its name, without the step, keeps equal keys apart."""
     name = str(fact.data.get("path", "")).rsplit("/", 1)[-1]
     return re.sub(r"\d+", "N", name) + ":" if name else ""
-
-
-def _short(value: JsonValue) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -114,3 +114,9 @@ def _sum(digests: Iterable[str]) -> str:
         high = (high + int(digest[:16], 16)) % _WORD
         low = (low + int(digest[16:], 16)) % _WORD
     return f"{high:016x}{low:016x}"
+
+
+def quoted(value: JsonValue) -> str:
+    """A plain value as a sentence quotes it: at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

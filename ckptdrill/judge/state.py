@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckptdrill.judge.logical import Logical, combine
+from ckptdrill.judge.logical import Logical, combine, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
@@ -212,9 +212,9 @@ def differences(path: str, source: JsonValue, target: JsonValue) -> list[str]:
         found: list[str] = []
         for key in sorted({*source, *target}):
             if key not in target:
-                found.append(f"{path}.{key} is missing, the reference has {_short(source[key])}")
+                found.append(f"{path}.{key} is missing, the reference has {quoted(source[key])}")
             elif key not in source:
-                found.append(f"{path}.{key} is {_short(target[key])}, the reference has none")
+                found.append(f"{path}.{key} is {quoted(target[key])}, the reference has none")
             else:
                 found += differences(f"{path}.{key}", source[key], target[key])
         return found
@@ -227,7 +227,7 @@ def differences(path: str, source: JsonValue, target: JsonValue) -> list[str]:
     return (
         []
         if source == target
-        else [f"{path} is {_short(target)}, the reference has {_short(source)}"]
+        else [f"{path} is {quoted(target)}, the reference has {quoted(source)}"]
     )
 
 
@@ -381,8 +381,3 @@ def _subject(problem: str) -> str:
 
 def _unobserved(item: Item, state: Sampled) -> Check:
     return Check(item, Held.NOT_OBSERVED, state.missing or "not recorded", facts=state.refs)
-
-
-def _short(value: JsonValue) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

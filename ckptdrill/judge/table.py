@@ -223,6 +223,7 @@ def _case(evidence: Evidence) -> _Case:
 def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, ...]:
     plan = evidence.plan
     sampled, control = states.sampled(pair), _control(evidence)
+    unmeasured = _unmeasured(evidence, pair)
     same_size = plan.source.topology.world_size == plan.restore.topology.world_size
     repeats = [
         trajectory(r, evidence.start_step)
@@ -268,15 +269,15 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             control,
             safety=evidence.tolerance.safety,
             noisy=noisy,
-            unmeasured=_unmeasured(evidence, pair),
+            unmeasured=unmeasured,
         ),
         loss.window(
             pair,
             repeats,
-            _control(evidence),
+            control,
             evidence.tolerance,
             noisy,
-            _unmeasured(evidence, pair),
+            unmeasured,
         ),
     )
     return (*rows, surroundings.damage(evidence.damage)) if plan.damage is not None else rows
@@ -657,10 +658,10 @@ _RULES = {
     ),
 }
 
-# What other batches make different although everything was restored.
-_OF_THE_UPDATES = {Item.INVENTORY, Item.UPDATES, Item.LOSS}
 _RESTORED = {Item.WEIGHTS, Item.BUFFERS, Item.MOMENTS, Item.HYPERPARAMETERS, Item.SCHEDULER}
-_OF_THE_BATCHES = {Item.DATA, Item.INVENTORY, Item.UPDATES, Item.LOSS}
+# What other updates make different, and what other batches do, although everything was restored.
+_OF_THE_UPDATES = {Item.INVENTORY, Item.UPDATES, Item.LOSS}
+_OF_THE_BATCHES = {Item.DATA, *_OF_THE_UPDATES}
 
 _DIVERGED_MOVES = {
     Item.STEP: "compare what the script stores as its step with where its loop starts",

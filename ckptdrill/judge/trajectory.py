@@ -10,7 +10,7 @@ step
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
@@ -108,7 +108,6 @@ class Pair:
     restored: Trajectory
     restore_step: int
     window: int
-    steps: tuple[int, ...] = field(default=())
 
     @property
     def compared(self) -> tuple[int, ...]:

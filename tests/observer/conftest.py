@@ -97,7 +97,7 @@ def observe(_parent: WarmParent, tmp_path: Path) -> Observe:
 
     def run(text: str, *args: str, ranks: int = 1, name: str = "launch", **keys: Any) -> Observed:
         folder = tmp_path / name
-        launch_json, scratch = folder / "launch.json", folder / "scratch"
+        launch_json = folder / "launch.json"
         pack = _parent.control_dir.parent
         launch = {
             "id": name,
@@ -115,7 +115,7 @@ def observe(_parent: WarmParent, tmp_path: Path) -> Observe:
             "agree_timeout_s": 60.0,
             **keys,
         }
-        scratch.mkdir(parents=True)
+        folder.mkdir(parents=True)
         running = _parent.start(launch)
         end = time.monotonic() + 2 * TIMEOUT_S
         while not running.poll():

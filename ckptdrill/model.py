@@ -125,6 +125,7 @@ class Claim(StrEnum):
     CONTINUES = "continues the same training"
     FAILS_CLOSED = "refuses to go on as another training"
     DETECTS_DAMAGE = "detects the damage and falls back to a whole older checkpoint"
+    KEEPS_A_GENERATION = "keeps a whole generation, whatever interrupts a save"
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,31 @@ class Checkpoint:
     template: str | None = None  # in place of `job.checkpoint`
 
 
+class FaultKind(StrEnum):
+    """What is done to a launch while it saves."""
+
+    KILL = "kill"  # SIGKILL just before a file event
+    TORN = "torn"  # the same, once half of the event's bytes are written
+    TERMINATE = "terminate"  # SIGTERM in place of SIGKILL
+    LEAVE = "leave"  # the process leaves with exit code 0 before an asynchronous save has ended
+    SLOW = "slow"  # writes take long for a while
+    EIO = "eio"  # writes fail with an input/output error for a while
+    ENOSPC = "enospc"  # writes find the disk full for a while
+    TIMEOUT = "timeout"  # writes hang, then fail with ETIMEDOUT
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planned fault in one launch: `rank` None means every rank, `event` counts from 0 in the
+    file events that the rank made during its save.
+    """
+
+    kind: FaultKind
+    rank: int | None = None
+    event: int | None = None
+    parameters: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Launch:
     """One torchrun. Steps are in the job's own numbering."""
@@ -225,6 +251,7 @@ class Launch:
     restores: Checkpoint | None = None
     extra_args: tuple[str, ...] = ()  # appended to the job's own
     launcher: str | None = None  # None: whatever the run chose
+    fault: Fault | None = None
 
     @property
     def after(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ckptdrill import damage as damage_kinds
 from ckptdrill.isolate import private_copy
 from ckptdrill.launch.local import job_environment
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Checkpoint, Damage, Launch, Step, Topology
+from ckptdrill.model import Checkpoint, Damage, Launch, Step, Topology, to_json
 from ckptdrill.placeholders import fill, placeholder_values, used
 from ckptdrill.store import RunFolder, write_json
 
@@ -140,6 +140,7 @@ def describe(
         "timeout_s": job.timeout_s,
         "agree_timeout_s": min(_AGREE_TIMEOUT_S, job.timeout_s / 2),
         "launcher": launcher,
+        "fault": to_json(launch.fault),
     }
 
 

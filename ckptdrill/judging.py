@@ -19,6 +19,7 @@ from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Claim,
     Held,
+    Job,
     Launch,
     LaunchRecord,
     Plan,
@@ -95,6 +96,7 @@ def _evidence(
         saves=job.saves,
         checkpoint_suffix=_suffix(matrix, plan),
         skipped=skipped,
+        resume_only=_resume_only(job),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
         control_failed=control_failed,
     )
@@ -137,6 +139,20 @@ def _suffix(matrix: Matrix, plan: Plan) -> str:
         return ""  # a root of generations: its path does not tell which of them is restored
     path = placeholders.fill(template, values, "job.checkpoint")
     return str(PurePosixPath(path)).strip("/")
+
+
+def _resume_only(job: Job) -> tuple[str, ...]:
+    """The arguments that only a resumed run is given, an option together with its value.
+
+    Those with a placeholder tell where the checkpoint is, which no uninterrupted run needs.
+    """
+    options: list[list[str]] = []
+    for argument in job.resume_args:
+        if argument.startswith("-") or not options:
+            options.append([])
+        options[-1].append(argument)
+    told = [option for option in options if not any(placeholders.used(word) for word in option)]
+    return tuple(" ".join(option) for option in told)
 
 
 def _skipped(run: RunFolder) -> Mapping[str, str]:

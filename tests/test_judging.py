@@ -27,12 +27,12 @@ from ckptdrill.store import RunFolder, append_line, read_json, write_json
 from tests.judge.history import DECLARED, RESTORE_STEP, SAVES, WINDOW, History, damaged, healthy
 
 
-def matrix() -> Matrix:
+def matrix(resume_args: tuple[str, ...] = ()) -> Matrix:
     job = Job(
         program="/jobs/train.py",
         module=None,
         args=(),
-        resume_args=(),
+        resume_args=resume_args,
         checkpoint="{out}/step-{step}",
         saves=SAVES,
         restore_step=RESTORE_STEP,
@@ -187,3 +187,11 @@ def test_a_baseline_that_crashed_is_no_control(tmp_path: Path) -> None:
     crashed = SHRUNK.without("state", "stopped", launch="baseline").ended("baseline", returncode=1)
     run, plans = on_disk(tmp_path, crashed)
     assert judge_run(run, matrix(), plans)[0].reason is Reason.CONTROL_FAILED
+
+
+def test_arguments_that_only_a_resumed_run_gets_are_known_to_the_judge(tmp_path: Path) -> None:
+    resume_args = ("--resume", "{resume}", "--dropout", "0.3", "--strict", "--from={resume}")
+    run, plans = on_disk(tmp_path, BASELINE)
+    verdict = judge_run(run, matrix(resume_args), plans)[0]
+    row = next(check for check in verdict.checks if check.item is Item.CONFIGURATION)
+    assert row.subjects == ("--dropout 0.3", "--strict")

@@ -15,6 +15,7 @@ from typing import Any
 
 from ckptdrill.judge.inventory import collapsed, saved_at, unread
 from ckptdrill.judge.logical import Logical, combine, is_entry
+from ckptdrill.judge.state import sampled
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item
 
@@ -58,15 +59,15 @@ def _tensor_clauses(check: Check, pair: Pair, part: str) -> Iterable[str]:
     wrong = [name for name in check.subjects if name in source and name in target]
     yield from _prefix(pair)
     yield from _swapped(wrong, source, target)
-    for clause in (
+    clauses = (
         _overwritten(wrong, source, pair, part),
+        _steps_by_rank(wrong, pair, part),
         _other_step(wrong, target, pair, part),
         _untouched(wrong, target, pair, part),
         _other_leaf(wrong, target, pair),
-    ):
-        if clause:
-            yield clause
-            return
+    )
+    # What was overwritten may still be told by what it equals now.
+    yield from [clause for clause in clauses if clause][:2]
 
 
 def _prefix(pair: Pair) -> Iterable[str]:
@@ -140,16 +141,43 @@ def _other_step(
     return None
 
 
+def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
+    """Ranks that hold different steps: a generation put together from two."""
+    held = {
+        fact.rank: _step_on_rank(wrong, fact, pair, part)
+        for fact in pair.restored.sample("state", pair.restore_step)
+    }
+    if len(set(held.values())) < 2 or None in held.values():
+        return None
+    return ", ".join(f"rank {rank} holds step {step}" for rank, step in sorted(held.items()))
+
+
+def _step_on_rank(wrong: Sequence[str], now: Fact, pair: Pair, part: str) -> int | None:
+    """The newest step at which the source run held on this rank what is there now."""
+    mine = combine([now], part)
+    for step in reversed(pair.reference.sampled_steps()):
+        then = combine(
+            [f for f in pair.reference.sample("state", step) if f.rank == now.rank], part
+        )
+        moving = [n for n in wrong if n in mine and n in then and mine[n].shape]
+        if moving and all(mine[n].digest == then[n].digest for n in moving):
+            return step
+    return None
+
+
 def _untouched(
     wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair, part: str
 ) -> str | None:
     made = combine(_made(pair), part)
     same = [n for n in wrong if n in made and made[n].digest == target[n].digest]
-    return (
-        f"{_count(same)} stands as the process initialised it: it was not restored"
-        if same
-        else None
-    )
+    if not same:
+        return None
+    frozen = f" ({same[0]} is frozen)" if part == "weights" and _frozen(same[0], pair) else ""
+    return f"{_count(same)} stands as the process initialised it: it was not restored{frozen}"
+
+
+def _frozen(name: str, pair: Pair) -> bool:
+    return any(name in f.data.get("frozen", ()) for f in pair.restored.record.of("roots"))
 
 
 def _other_leaf(wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair) -> str | None:
@@ -161,17 +189,17 @@ def _other_leaf(wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair)
                 by_digest.setdefault(value["entry"][4], key)
     for name in wrong:
         key = by_digest.get(target[name].digest, "")
-        if key and not key.endswith(name):
+        if key:
             return f"{name} equals the saved leaf `{key}`"
     return None
 
 
 def _scheduler_clauses(pair: Pair) -> Iterable[str]:
-    source, target = (
-        _schedulers(pair.reference.sample("state", pair.restore_step)),
-        _schedulers(pair.restored.sample("state", pair.restore_step)),
-    )
+    state = sampled(pair)
+    source, target = _schedulers(state.source), _schedulers(state.target)
     for before, after in zip(source, target, strict=False):
+        if before["drives"] != after["drives"] and after["drives"] != -1:
+            yield "the schedule drives another optimizer than in the source run"
         a, b = before["state"].get("last_epoch"), after["state"].get("last_epoch")
         if not isinstance(a, int) or not isinstance(b, int) or a == b:
             continue
@@ -182,7 +210,7 @@ def _scheduler_clauses(pair: Pair) -> Iterable[str]:
         else:
             yield f"the scheduler is {abs(b - a)} steps {'ahead' if b > a else 'behind'}"
     if any(after["drives"] == -1 for after in target):
-        yield "a scheduler drives an optimizer that never steps"
+        yield "the schedule drives another optimizer: one that never steps"
 
 
 def _hyperparameter_clauses(pair: Pair) -> Iterable[str]:

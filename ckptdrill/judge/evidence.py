@@ -19,6 +19,8 @@ class Evidence:
     `records` maps launch ids to what they left; `skipped` maps step ids that never ran to why;
     `damage` is the record of the damage step. `checkpoint_suffix` is the part of the checkpoint
     template below `{out}`, filled with the restored step (`step-8`); steps are the job's own.
+    `resume_only` are the arguments that only a resumed run is given, without those that name the
+    checkpoint.
     """
 
     plan: Plan
@@ -32,6 +34,7 @@ class Evidence:
     checkpoint_suffix: str
     skipped: Mapping[str, str] = field(default_factory=dict)
     damage: Mapping[str, JsonValue] | None = None
+    resume_only: tuple[str, ...] = ()
     control_failed: str | None = (
         None  # why the baseline of this source does not hold, if it does not
     )

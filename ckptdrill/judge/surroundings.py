@@ -13,8 +13,14 @@ from ckptdrill.model import Check, Fact, Held, Item, JsonValue, LaunchRecord, Pl
 _VERSIONS = ("torch", "cuda", "python")
 
 
-def configuration(pair: Pair, policy: Policy, *, same_environment: bool) -> Check:
-    """Arguments, code and versions: equal, or on the approved list."""
+def configuration(
+    pair: Pair, policy: Policy, *, same_environment: bool, resume_only: Sequence[str] = ()
+) -> Check:
+    """Arguments, code and versions: equal, or on the approved list.
+
+    `resume_only` are arguments that only a resumed run is given: no fault in themselves, but the
+    first thing to look at when the state is restored and the updates are others.
+    """
     unseen = _not_started(pair)
     if unseen:
         return Check(Item.CONFIGURATION, Held.NOT_OBSERVED, unseen)
@@ -32,8 +38,14 @@ def configuration(pair: Pair, policy: Policy, *, same_environment: bool) -> Chec
             Item.CONFIGURATION, Held.BROKEN, open_problems[0], tuple(open_problems), (), refs
         )
     approved = tuple(f"approved: {p}" for p in problems)
+    told = tuple(f"only the resumed run is given `{argument}`" for argument in resume_only)
     return Check(
-        Item.CONFIGURATION, Held.HELD, "same program and versions", details=approved, facts=refs
+        Item.CONFIGURATION,
+        Held.HELD,
+        "same program and versions",
+        tuple(resume_only),
+        (*approved, *told),
+        refs,
     )
 
 

@@ -193,7 +193,7 @@ def _case(evidence: Evidence) -> _Case:
     checks = tuple(
         _scoped(blame.explained(check, pair), evidence) for check in _checks(evidence, pair, noisy)
     )
-    checks = _consequences(checks)
+    checks = _by_another_argument(_consequences(checks), evidence.resume_only)
     control = _control(evidence)
     plan_differs = (
         data.same_as_control(
@@ -252,6 +252,7 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             pair,
             evidence.policy,
             same_environment=plan.source.environment == plan.restore.environment,
+            resume_only=evidence.resume_only,
         ),
         surroundings.topology(pair, plan),
         inventory.next_save(
@@ -309,6 +310,24 @@ def _consequences(checks: tuple[Check, ...]) -> tuple[Check, ...]:
         if c.status is Held.BROKEN and c.item in _OF_THE_UPDATES
         else c
         for c in checks
+    )
+
+
+def _by_another_argument(
+    checks: tuple[Check, ...], resume_only: Sequence[str]
+) -> tuple[Check, ...]:
+    """State that was restored, updates that are others, and an argument that only the resumed run
+    has: the argument is to blame, and not what follows from it.
+    """
+    broken = {check.item for check in checks if check.status is Held.BROKEN}
+    if not resume_only or not broken or not broken <= _OF_THE_UPDATES:
+        return checks
+    why = f"the state is restored, but only the resumed run is given `{resume_only[0]}`"
+    return tuple(
+        replace(check, status=Held.BROKEN, summary=why)
+        if check.item is Item.CONFIGURATION and check.status is Held.HELD
+        else check
+        for check in checks
     )
 
 

@@ -5,13 +5,12 @@ same training as the healthy script, or if the healthy script itself did not res
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.plain_run import output_of
 
 pytestmark = pytest.mark.e2e
 
@@ -42,19 +41,9 @@ def _module(name: str) -> ModuleType:
 
 def _train(script: Path, out: Path, *arguments: str, ranks: int = 1) -> list[dict[str, str]]:
     """Run the script to its end and return what it printed, one dict per step."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command = [sys.executable, *(torchrun if ranks > 1 else []), str(script), "--out", str(out)]
-    done = subprocess.run(
-        [*command, "--steps", str(STEPS), *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line.replace("[", "step ").replace("]", "") for line in done.stdout.splitlines()]
+    fixed = ("--out", str(out), "--steps", str(STEPS))
+    output = output_of(script, *fixed, *arguments, ranks=ranks)
+    lines = [line.replace("[", "step ").replace("]", "") for line in output.splitlines()]
     words = [line.split() for line in lines]
     return [dict(zip(line[::2], line[1::2], strict=True)) for line in words]
 

@@ -5,14 +5,13 @@ steps and the next checkpoint are equal bit for bit; with another number of rank
 float additions may differ. The runs of the source are shared, since starting processes costs most.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.plain_run import output_of
 
 pytestmark = pytest.mark.e2e
 
@@ -22,19 +21,7 @@ MIXED = ("--dtype", "bf16", "--accumulation", "2", "--scaler", "--scaler-init", 
 
 def _train(ranks: int, out: Path, *arguments: str) -> list[str]:
     """Run the job to its end and return its output lines."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command = [sys.executable, *(torchrun if ranks > 1 else []), str(JOB), "--out", str(out)]
-    done = subprocess.run(
-        [*command, *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return output_of(JOB, "--out", str(out), *arguments, ranks=ranks).splitlines()
 
 
 def _steps(lines: list[str]) -> list[str]:

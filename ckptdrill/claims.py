@@ -87,7 +87,7 @@ class Agreement(StrEnum):
     AS_LIMITED = "fails as the documentation says"
     CONFIRMED = "the drill confirms the documentation"
     UNDOCUMENTED = "measured, where the documentation states nothing"
-    OPEN = "not settled by this drill"
+    OPEN = "not settled by a drill"
 
     @property
     def disagrees(self) -> bool:

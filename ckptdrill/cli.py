@@ -208,6 +208,35 @@ def list_() -> None:
 
 
 @app.command(
+    short_help="What the documentation of each stack claims.",
+    epilog=_page(
+        "nothing.",
+        "stacks against migration cases, each cell Documented, Limit or Unproven; for one stack, "
+        "or with --quotes, every claim with its quote, source, version and the date it was read.",
+        _OF_A_QUESTION,
+        "ckptdrill claims",
+        "ckptdrill claims --stack deepspeed-native",
+    ),
+)
+def claims(
+    stack: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this form
+        typer.Option(help="Only this stack, with its quotes: dcp-fsdp2, deepspeed-native, s3 …"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    quotes: Annotated[bool, typer.Option("--quotes", help="Print every quote as well.")] = False,
+) -> None:
+    """What the pinned documents state, restrict or leave out, per stack and migration case.
+
+    Nothing here was drilled. A packet shows these claims beside the verdicts of its cells when the
+    matrix names its stack (job.stack).
+    """
+    from ckptdrill import verbs
+
+    raise typer.Exit(verbs.claims(stack, as_json=as_json, quotes=quotes))
+
+
+@app.command(
     short_help="Print the JSON Schema of a matrix.",
     epilog=_page(
         "nothing.",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import PurePosixPath
 
-from ckptdrill import journal, placeholders
+from ckptdrill import claims, journal, placeholders
 from ckptdrill.judge import table
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.matrix import Matrix
@@ -58,9 +58,9 @@ def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Ve
 
     controls = {
         plan.baseline.id: _control_failure(verdict_of(_baseline_plan(plan), None))
-        for plan in {plan.baseline.id: plan for plan in plans}.values()
+        for plan in {plan.baseline.id: plan for plan in plans if plan.cell.drilled}.values()
     }
-    verdicts = tuple(verdict_of(plan, controls[plan.baseline.id]) for plan in plans)
+    verdicts = tuple(verdict_of(plan, controls.get(plan.baseline.id)) for plan in plans)
     for plan, verdict in zip(plans, verdicts, strict=True):
         _write_verdict(run, plan, verdict)
     return verdicts
@@ -98,8 +98,15 @@ def _evidence(
         skipped=skipped,
         resume_only=_resume_only(job),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
+        exclusions=() if plan.cell.drilled else _exclusions(job.stack, plan),
         control_failed=control_failed,
     )
+
+
+def _exclusions(stack: str | None, plan: Plan) -> tuple[str, ...]:
+    cell = plan.cell
+    found = claims.exclusions(stack, cell.source, cell.target, cell.drill)
+    return tuple(f"{claim.source.version} documents: “{claim.quote}”" for claim in found)
 
 
 def _baseline_plan(plan: Plan) -> Plan:

@@ -302,6 +302,7 @@ def _job(form: JobSection, folder: Path) -> Job:
         timeout_s=form.timeout_s,
         start_from=None if form.start_from is None else str(_absolute(form.start_from, folder)),
         start_step=form.start_step or 0,
+        stack=form.stack,
     )
 
 
@@ -376,15 +377,17 @@ def _entry_cells(
     cells = [
         cell
         for (source, target), choice in itertools.product(pairs, choices)
-        for cell in _choice_cells(reading, source, target, choice)
+        for cell in _choice_cells(reading, source, target, choice, drilled=entry.run)
     ]
     return tuple(_expected(reading, entry.expect, cells, (*at, "expect")))
 
 
 def _choice_cells(
-    reading: _Reading, source: _Place, target: _Place, choice: _Choice
+    reading: _Reading, source: _Place, target: _Place, choice: _Choice, *, drilled: bool = True
 ) -> Iterator[Cell]:
-    name = choice.name or _derived(reading, source, target, choice.at)
+    # A cell that is not drilled may name a change for which there is no drill yet.
+    derive_name = _derived if drilled else _undrilled
+    name = choice.name or derive_name(reading, source, target, choice.at)
     if name is None or _misnamed(reading, source, target, choice):
         return
     for parameters in choice.parameters:
@@ -402,6 +405,7 @@ def _choice_cells(
             target_environment=target.environment,
             drill=name,
             parameters=parameters,
+            drilled=drilled,
         )
 
 
@@ -442,6 +446,14 @@ def _derived(reading: _Reading, source: _Place, target: _Place, at: Location) ->
     return None
 
 
+def _undrilled(reading: _Reading, source: _Place, target: _Place, at: Location) -> str | None:
+    name = _derive(source, target)
+    if name == BASELINE:
+        reading.note(at, "a baseline is the control of every verdict: it cannot have run: false")
+        return None
+    return name
+
+
 def _derive(source: _Place, target: _Place) -> str:
     return derive(source.topology, source.environment, target.topology, target.environment)
 
@@ -478,8 +490,9 @@ def _note_twice(reading: _Reading, cell: Cell, at: Location, first: Location) ->
 
 def _missing_controls(reading: _Reading, cells: Iterable[Cell]) -> list[Cell]:
     """The baseline of every source that has none: no other verdict stands without it."""
-    present, sources = set(), dict.fromkeys(_Place(c.source, c.source_environment) for c in cells)
-    for cell in cells:
+    drilled = [cell for cell in cells if cell.drilled]
+    present, sources = set(), dict.fromkeys(_Place(c.source, c.source_environment) for c in drilled)
+    for cell in drilled:
         source = _Place(cell.source, cell.source_environment)
         if cell.drill == BASELINE and source == _Place(cell.target, cell.target_environment):
             present.add(source)
@@ -651,12 +664,13 @@ def _arrow(cell: Cell) -> str:
 def _check_topologies(reading: _Reading, cells: Sequence[Cell], devices: int | None) -> None:
     """Those that cells use must fit the node, and have a value for each placeholder in use."""
     in_use = {t.name: t for cell in cells for t in (cell.source, cell.target)}
+    started = {t.name for cell in cells if cell.drilled for t in (cell.source, cell.target)}
     job = reading.form.job
     templates = (*job.args, *job.resume_args, job.checkpoint, *job.env.values())
     needs_stage = any("zero_stage" in used(text) for text in templates)
     for name, topology in in_use.items():
         at = ("topologies", name)
-        if devices is not None and topology.world_size > devices:
+        if devices is not None and name in started and topology.world_size > devices:
             size = f"{topology.world_size} ranks do not fit this node"
             reading.note(at, f"{size}; allowed: at most {devices}", of_key=True)
         if needs_stage and topology.zero_stage is None:

@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ckptdrill import placeholders
+from ckptdrill import claims, placeholders
 from ckptdrill.model import EPOCH_BOUNDARY, Item, JsonValue, Reason, RngPolicy, VerdictWord
 from ckptdrill.spelling import did_you_mean, listed
 from ckptdrill.yaml_lines import Document, Location, Problem, complain, dotted
@@ -78,12 +78,26 @@ def _item(text: str) -> str:
     raise _wrong(f"unknown state item{near}; allowed: {listed([*by_short_name, EPOCH_BOUNDARY])}")
 
 
+def _stack(text: str) -> str:
+    known = _frameworks()
+    if text not in known:
+        near = did_you_mean(text, known)
+        raise _wrong(f"unknown stack {text!r}{near}; allowed: {listed(known)}")
+    return text
+
+
+def _frameworks() -> tuple[str, ...]:
+    """The stacks that claims.yaml knows; storage is no stack of a job."""
+    return tuple(name for name, each in claims.stacks().items() if each.kind == "framework")
+
+
 Degree = Annotated[int, Field(strict=True, ge=1, le=65536)]
 StepNumber = Annotated[int, Field(strict=True, ge=1)]
 Number = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
 Template = Annotated[str, AfterValidator(_template)]
 Name = Annotated[str, AfterValidator(_name)]
 ItemName = Annotated[str, AfterValidator(_item)]
+StackName = Annotated[str, AfterValidator(_stack)]
 
 
 class Section(BaseModel):
@@ -108,6 +122,7 @@ class JobSection(Section):
     timeout_s: Annotated[Number, Field(gt=0)] = 600.0
     start_from: str | None = None
     start_step: StepNumber | None = None
+    stack: StackName | None = None
 
     @field_validator("program")
     @classmethod
@@ -279,6 +294,7 @@ class EntrySection(Section):
     targets: Annotated[list[str], Field(min_length=1)] | None = None
     drill: DrillForm | None = None
     drills: Annotated[list[DrillForm], Field(min_length=1)] | None = None
+    run: Annotated[bool, Field(strict=True)] = True
     expect: Annotated[list[ExpectSection], BeforeValidator(_rules)] = []
 
     @model_validator(mode="after")
@@ -348,6 +364,8 @@ def json_schema() -> dict[str, Any]:
     sections = schema["$defs"]
     _also(sections["PolicySection"], "rng", {"enum": [word.value for word in RngPolicy]})
     _also(sections["EntrySection"], "expect", {"$ref": "#/$defs/ExpectSection"})
+    stack = sections["JobSection"]["properties"]["stack"]
+    stack["anyOf"] = [{"enum": list(_frameworks())}, {"type": "null"}]
     env = sections["JobSection"]["properties"]["env"]
     env["additionalProperties"] = {"type": ["string", "number", "boolean"]}
     for arguments in ("args", "resume_args"):

@@ -108,6 +108,7 @@ class Job:
     timeout_s: float = 600.0
     start_from: str | None = None
     start_step: int = 0
+    stack: str | None = None  # what it saves with, by its name in claims.yaml
 
     @property
     def end_step(self) -> int:
@@ -141,6 +142,7 @@ class Cell:
     parameters: Mapping[str, JsonValue] = field(default_factory=dict)
     expect: Expectation | None = None
     planned: bool = False
+    drilled: bool = True  # False: nothing is started for it, documents alone decide
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,9 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Every step once, dependencies first."""
+        """Every step once, dependencies first; none for a cell that is not drilled."""
+        if not self.cell.drilled:
+            return ()
         ordered: list[Step] = [self.source, *self.repeats]
         others = (self.control, self.baseline, self.damage, self.through, self.restore)
         ordered += [step for step in others if step]

@@ -132,7 +132,10 @@ def plan_all(matrix: Matrix) -> tuple[Plan, ...]:
         end_step=max(job.end_step, beyond),
         repeats=matrix.repeats,
     )
-    plans = tuple(drill_files.load(cell.drill).plan(cell, shared) for cell in matrix.cells)
+    plans = tuple(
+        drill_files.load(cell.drill).plan(cell, shared) if cell.drilled else shared.continues(cell)
+        for cell in matrix.cells
+    )
     steps_of(plans)
     return plans
 

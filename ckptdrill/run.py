@@ -141,8 +141,9 @@ def prune(run: RunFolder, launch_ids: Iterable[str]) -> int:
 
 def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Options) -> _Live:
     steps = dict(steps_of(plans))
+    drilled = [plan for plan in plans if plan.cell.drilled]
     if options.launcher is Mode.AUTO:
-        steps |= probes(plans)
+        steps |= probes(drilled)
     setting = Setting(matrix, run, steps)
     if run.journal.exists() and not options.resume:
         raise UserError(
@@ -164,7 +165,7 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
         plans=plans,
         options=options,
         capacity=options.capacity or Capacity.detect(),
-        pairs=pairs_of(plans),
+        pairs=pairs_of(drilled),
         warm=WarmParents(run.observer_pack, run.warm),
         over=over,
     )
@@ -181,8 +182,9 @@ def _write_cell(setting: Setting, plan: Plan) -> None:
             hint="the matrix or a drill has changed: start a new run, without --resume",
         )
     write_json(known, content)
-    write_atomic(folder / "repro.sh", repro_script(setting, plan))
-    (folder / "repro.sh").chmod(0o755)
+    if plan.cell.drilled:
+        write_atomic(folder / "repro.sh", repro_script(setting, plan))
+        (folder / "repro.sh").chmod(0o755)
 
 
 def _copy_observer(run: RunFolder, observer: Path) -> None:

@@ -7,6 +7,7 @@ came out. The other verbs are parts of it.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ckptdrill import __version__, drill, journal, judging, packet, progress
+from ckptdrill import __version__, documentation, drill, journal, judging, packet, progress
+from ckptdrill import claims as claims_
 from ckptdrill import matrix as matrices
 from ckptdrill import plan as plans_
 from ckptdrill import run as runs_
@@ -155,6 +157,16 @@ def list_drills() -> ExitCode:
     return ExitCode.AS_EXPECTED
 
 
+def claims(stack: str | None, *, as_json: bool, quotes: bool) -> ExitCode:
+    """Print what the pinned documents say, of one stack or of all."""
+    chosen = [claims_.stack(stack)] if stack else list(claims_.stacks().values())
+    if as_json:
+        print(json.dumps(documentation.as_json(chosen), indent=2))  # noqa: T201 - the output
+        return ExitCode.AS_EXPECTED
+    documentation.show(Console(), chosen, quotes=quotes or stack is not None)
+    return ExitCode.AS_EXPECTED
+
+
 def _about_drill(each: drill.Drill) -> Iterator[str]:
     yield " ".join(each.doc.partition("\n\n")[0].split())
     yield f"Pass: the job {each.claim.value}."
@@ -195,6 +207,7 @@ def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
             "status": "started",
             "matrix": matrix.name,
             "matrix_path": str(matrix.path.absolute()),
+            "stack": matrix.job.stack,
             "argv": sys.argv[1:],
             "started_utc": _now().isoformat(timespec="seconds"),
             "git_head": _git_head(matrix),

@@ -35,6 +35,7 @@ class Evidence:
     skipped: Mapping[str, str] = field(default_factory=dict)
     damage: Mapping[str, JsonValue] | None = None
     resume_only: tuple[str, ...] = ()
+    exclusions: tuple[str, ...] = ()  # why documents rule out a cell that nobody drills
     control_failed: str | None = (
         None  # why the baseline of this source does not hold, if it does not
     )

@@ -93,6 +93,8 @@ def _judge(evidence: Evidence) -> Verdict:
 
 def _before_the_restore(evidence: Evidence) -> Verdict | None:
     plan = evidence.plan
+    if not plan.cell.drilled:
+        return _undrilled(evidence)
     source, restore = evidence.record(plan.source.id), evidence.record(plan.restore.id)
     if source is None:
         why = evidence.skipped.get(plan.source.id, "the source launch has not run")
@@ -122,6 +124,21 @@ def _before_the_restore(evidence: Evidence) -> Verdict | None:
             "mend the baseline cell first; nothing can be said of this one before",
         )
     return None
+
+
+def _undrilled(evidence: Evidence) -> Verdict:
+    """Only a document that rules the change out can decide a cell that nobody drills."""
+    if not evidence.exclusions:
+        why = "no drill was asked for (run: false), and no pinned document rules this change out"
+        return _early(evidence, Reason.NOT_RUN, why, "take `run: false` out of the matrix")
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNSUPPORTED,
+        reason=Reason.DOCUMENTED_LIMIT,
+        explanation=evidence.exclusions[0],
+        next_move="take `run: false` out of the matrix to see what really happens",
+    )
 
 
 def _own_refusal(evidence: Evidence) -> bool:

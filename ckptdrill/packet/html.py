@@ -21,8 +21,9 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from ckptdrill.claims import Agreement
 from ckptdrill.model import Held, VerdictWord
-from ckptdrill.packet import plots, text
+from ckptdrill.packet import documented, plots, text
 from ckptdrill.packet.view import CellView, PacketView
 
 INLINE_CELLS = 100
@@ -34,6 +35,11 @@ _MARKS = {
     Held.NOT_OBSERVED: "unproven",
     Held.NOT_EXERCISED: "unproven",
     Held.OUT_OF_SCOPE: "scope",
+}
+_AGREEMENT_MARKS = {
+    Agreement.CONTRADICTED: "unsupported",
+    Agreement.BEYOND: "unproven",
+    Agreement.CONFIRMED: "pass",
 }
 _MEANINGS = {
     "pass": "the drill ran, and what it claims held, with evidence",
@@ -49,7 +55,9 @@ def render(view: PacketView) -> str:
     fragment = environment.get_template("cell.html.j2")
     packed = len(view.cells) > INLINE_CELLS
     bodies = [
-        Markup(fragment.render(cell=cell, plots=plots.of_cell(cell)))  # noqa: S704 - autoescaped
+        Markup(  # noqa: S704 - autoescaped
+            fragment.render(cell=cell, stack=view.run.stack, plots=plots.of_cell(cell))
+        )
         for cell in view.cells
     ]
     style, script = _asset("page.css"), _asset("page.js")
@@ -83,6 +91,8 @@ def _environment() -> jinja2.Environment:
     environment.globals |= {
         "kind": _kind,
         "marks": _MARKS,
+        "agreement_mark": _agreement_mark,
+        "stack_unnamed": documented.UNNAMED,
         "meanings": _MEANINGS,
         "plot_width": plots.WIDTH,
         "plot_height": plots.HEIGHT,
@@ -93,6 +103,11 @@ def _environment() -> jinja2.Environment:
 def _kind(cell: CellView) -> str:
     """The style class, shape and filter of a cell."""
     return _KINDS[cell.severity]
+
+
+def _agreement_mark(agreement: Agreement) -> str:
+    """The style class and shape of an agreement; what agrees as a failure does not stand out."""
+    return _AGREEMENT_MARKS.get(agreement, "scope")
 
 
 def _asset(name: str) -> Markup:

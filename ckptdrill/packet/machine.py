@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptdrill.model import Cell, JsonValue, Topology, VerdictWord, to_json
+from ckptdrill.packet import documented
 from ckptdrill.packet.view import CellView, CheckView, FactRef, PacketView, RunView
 
 PACKET_VERSION = 1
@@ -48,6 +49,7 @@ def _head(view: PacketView) -> dict[str, JsonValue]:
     return {
         "packet_version": PACKET_VERSION,
         "run": _run(view.run),
+        "documentation": _documentation(view),
         "summary": {
             "headline": view.headline,
             "cells": len(view.cells),
@@ -60,6 +62,15 @@ def _head(view: PacketView) -> dict[str, JsonValue]:
             "exit_meaning": view.exit_meaning,
             "source_unchanged": view.run.source_unchanged,
         },
+    }
+
+
+def _documentation(view: PacketView) -> dict[str, JsonValue]:
+    """The stack that the matrix names, and every claim that a cell cites."""
+    return {
+        "stack": to_json(view.run.stack),
+        "disagreements": len(view.disagreements),
+        "claims": dict(documented.cited(cell.documented for cell in view.cells)),
     }
 
 
@@ -95,6 +106,7 @@ def _cell(view: CellView) -> dict[str, JsonValue]:
         "damage": to_json(view.damage),
         "restore": _restore(view),
         "replay": view.replay,
+        "documented": documented.as_json(view.documented),
     }
 
 

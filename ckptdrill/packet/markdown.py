@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from ckptdrill.packet.documented import UNNAMED
 from ckptdrill.packet.text import counted, visible
 from ckptdrill.packet.view import CellView, PacketView
 
@@ -33,8 +34,39 @@ def render(view: PacketView) -> str:
     if len(view.cells) > _MOST_CELLS:
         rest = counted(len(view.cells) - _MOST_CELLS, "further cell")
         lines += ["", f"{rest}: see index.html or packet.json."]
+    lines += _documentation(view) if view.cells else []
     lines += ["", "Details, plots and the facts behind each verdict: index.html in this folder."]
     return "\n".join(lines) + "\n"
+
+
+def _documentation(view: PacketView) -> list[str]:
+    """What documents claim beside what the drills showed; per cell the gravest, worst first."""
+    stack = view.run.stack
+    if stack is None:
+        return ["", f"Documentation: {escape(UNNAMED)}."]
+    cells = [cell for cell in view.cells if cell.documented]
+    cells.sort(key=lambda cell: not cell.documented[0].agreement.disagrees)
+    count = counted(len(view.disagreements), "disagreement")
+    lines = ["", f"## Documentation of {escape(stack.title)}: {count}", ""]
+    if not cells:
+        return [*lines, "No claim speaks of these cells."]
+    lines += ["| Source → target | Drill | Documented | Verdict | Agreement | What it says |"]
+    lines += ["| --- | --- | --- | --- | --- | --- |"]
+    return lines + [_claims_row(cell) for cell in cells[:_MOST_CELLS]]
+
+
+def _claims_row(cell: CellView) -> str:
+    first = cell.documented[0]
+    more = f" (+{len(cell.documented) - 1} more)" if len(cell.documented) > 1 else ""
+    columns = (
+        cell.route,
+        cell.drill,
+        f"{first.claim.label}, {first.claim.case}",
+        f"{cell.word}, {cell.reason}",
+        first.agreement,
+        f"{first.claim.says}{more}",
+    )
+    return "| " + " | ".join(escape(column) for column in columns) + " |"
 
 
 def _row(cell: CellView) -> str:

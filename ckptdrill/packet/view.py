@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ckptdrill.claims import Stack
 from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, worst
 from ckptdrill.model import (
     Cell,
@@ -30,7 +31,8 @@ from ckptdrill.model import (
     VerdictWord,
     from_json,
 )
-from ckptdrill.packet import text
+from ckptdrill.packet import documented, text
+from ckptdrill.packet.documented import ClaimView
 
 PHASES = ("read", "deserialize", "reshard", "initialize", "validate")
 _RECORDED = ("versions", "environments", "node", "source_unchanged")
@@ -165,6 +167,7 @@ class CellView:
     phases: Phases | None
     replay: str | None
     cell: Cell | None = field(repr=False, default=None)
+    documented: tuple[ClaimView, ...] = ()
 
     @property
     def severity(self) -> int:
@@ -229,6 +232,7 @@ class RunView:
     environments: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...]
     raw: Mapping[str, JsonValue] = field(repr=False)
+    stack: Stack | None = None
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,16 @@ class PacketView:
     cells: tuple[CellView, ...]
     grid: Grid
 
+    @property
+    def disagreements(self) -> tuple[tuple[CellView, ClaimView], ...]:
+        """Where documentation and drill do not say the same, cells in their order."""
+        return tuple(
+            (cell, view)
+            for cell in self.cells
+            for view in cell.documented
+            if view.agreement.disagrees
+        )
+
 
 # --------------------------------------------------------------------------------------------------
 # Building
@@ -252,7 +266,9 @@ class PacketView:
 
 def build(run_json: Mapping[str, JsonValue], cells: Iterable[StoredCell]) -> PacketView:
     """The view of a run from run.json and its stored cells; equal input gives an equal view."""
-    views = sorted(map(_cell, cells), key=lambda view: (view.severity, view.expected, view.id))
+    stack = documented.stack_of(run_json.get("stack"))
+    views = [_cell(stored, stack) for stored in cells]
+    views.sort(key=lambda view: (view.severity, view.expected, view.id))
     run = _run(run_json, views)
     code = _exit_code(run, views)
     return PacketView(
@@ -356,6 +372,7 @@ def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView]) -> RunView:
         environments=rows,
         missing=(*(key for key in _RECORDED if about.get(key) in (None, {}, "")), *unwritten),
         raw=about,
+        stack=documented.stack_of(about.get("stack")),
     )
 
 
@@ -422,12 +439,12 @@ def _text_of(value: JsonValue) -> str:
 # One cell
 
 
-def _cell(stored: StoredCell) -> CellView:
+def _cell(stored: StoredCell, stack: Stack | None) -> CellView:
     plan = _plan(stored.plan)
     verdict = _verdict(stored, plan)
     cell = plan.cell if plan else None
     expectation = cell.expect if cell else None
-    launches = _launches(plan, stored.launches) if plan else ()
+    launches = _launches(plan, stored.launches) if plan and plan.cell.drilled else ()
     parts = {launch.id: launch.part for launch in launches}
     return CellView(
         id=stored.id,
@@ -453,6 +470,7 @@ def _cell(stored: StoredCell) -> CellView:
         phases=_phases(verdict.numbers),
         replay=f"cells/{stored.id}/repro.sh" if stored.replayable else None,
         cell=cell,
+        documented=documented.beside(stack, cell, verdict),
     )
 
 

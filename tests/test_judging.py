@@ -97,6 +97,36 @@ BASELINE = named(healthy("fsdp2"), "a-baseline")
 SHRUNK = named(healthy("fsdp2", "ddp1"), "b-shrunk")
 
 
+def documented(stack: str | None) -> Matrix:
+    return dataclasses.replace(matrix(), job=dataclasses.replace(matrix().job, stack=stack))
+
+
+@pytest.mark.parametrize(
+    ("stack", "word", "reason"),
+    [
+        ("deepspeed-native", VerdictWord.UNSUPPORTED, Reason.DOCUMENTED_LIMIT),
+        ("dcp-fsdp2", VerdictWord.UNPROVEN, Reason.NOT_RUN),
+        (None, VerdictWord.UNPROVEN, Reason.NOT_RUN),
+    ],
+)
+def test_a_document_decides_only_what_nobody_drills(
+    tmp_path: Path, stack: str | None, word: VerdictWord, reason: Reason
+) -> None:
+    left_out = named(SHRUNK, "c-left-out", drilled=False)
+    run, plans = on_disk(tmp_path, BASELINE, SHRUNK, left_out)
+    verdicts = judge_run(run, documented(stack), plans)
+    assert [v.word for v in verdicts[:2]] == [VerdictWord.PASS] * 2
+    assert (verdicts[2].word, verdicts[2].reason) == (word, reason)
+    if word is VerdictWord.UNSUPPORTED:
+        assert "deepspeed 0.19.8 documents: “Automatic adjustment" in verdicts[2].explanation
+
+
+def test_a_cell_that_nobody_drills_is_no_control_of_others(tmp_path: Path) -> None:
+    left_out = named(BASELINE, "c-left-out", drilled=False)
+    run, plans = on_disk(tmp_path, SHRUNK, left_out)
+    assert judge_run(run, documented("dcp-fsdp2"), plans)[0].word is VerdictWord.PASS
+
+
 def test_a_stored_run_gives_the_verdicts_of_its_facts(tmp_path: Path) -> None:
     run, plans = on_disk(tmp_path, BASELINE, SHRUNK)
     verdicts = judge_run(run, matrix(), plans)

@@ -311,6 +311,26 @@ def test_only_topologies_in_use_must_fit_the_node() -> None:
     assert parse(text, devices=2).topologies["four"].world_size == 4
 
 
+def test_a_job_may_name_its_stack() -> None:
+    assert parse(GOOD).job.stack is None
+    assert parse(edited(("  cwd: .", "  stack: deepspeed-native"))).job.stack == "deepspeed-native"
+
+
+def test_an_entry_that_is_not_run_starts_nothing_and_needs_no_drill_or_room() -> None:
+    text = entries(
+        """
+        - {source: two, target: one}
+        - {sources: [four], target: wide, run: false}
+        """
+    ).replace("  one: {}", "  one: {}\n  wide: {tp: 512}")
+    found = parse(text, devices=2)
+    assert [(cell.id, cell.drilled) for cell in found.cells] == [
+        ("two_to_two.baseline", True),
+        ("two_to_one.dp-shrink", True),
+        ("four_to_wide.topology-change", False),
+    ]
+
+
 # --------------------------------------------------------------------------------------------------
 # Bad matrices: (what is changed, line:column, fragments of the message)
 
@@ -692,6 +712,22 @@ def test_a_bad_matrix_is_explained(name: str) -> None:
     message = refusal(text)
     lines = [line for line in message.splitlines() if line.startswith(f"m.yaml:{place}")]
     assert any(all(part in line for part in fragments) for line in lines), message
+
+
+def test_a_misspelt_stack_is_explained() -> None:
+    message = refusal(edited(("  cwd: .", "  stack: dcp_fsdp_2")))
+    assert (
+        "m.yaml:11:10: job.stack: unknown stack 'dcp_fsdp_2' (did you mean 'dcp-fsdp2'?" in message
+    )
+
+
+def test_storage_is_no_stack_of_a_job() -> None:
+    assert "allowed: dcp-ddp" in refusal(edited(("  cwd: .", "  stack: s3")))
+
+
+def test_a_baseline_is_always_drilled() -> None:
+    message = refusal(entries("- {source: two, target: two, run: false}"))
+    assert "a baseline is the control of every verdict: it cannot have run: false" in message
 
 
 def test_what_does_not_fit_the_node_is_refused() -> None:

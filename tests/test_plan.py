@@ -36,6 +36,11 @@ def test_the_baseline_cell_is_its_own_restore_and_needs_no_control() -> None:
     assert plan.control is None
 
 
+def test_a_cell_that_is_not_drilled_starts_nothing() -> None:
+    left_out = dataclasses.replace(cell(TWO, FOUR), drilled=False)
+    assert SHARED.continues(left_out).steps == ()
+
+
 def test_another_topology_has_an_uninterrupted_control() -> None:
     plan = continues(TWO, FOUR)
     assert plan.control == Launch("control.four", Role.CONTROL, FOUR, "default", 13)

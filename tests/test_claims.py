@@ -155,7 +155,7 @@ def test_the_same_layout_tests_no_claim_about_a_change() -> None:
 
 def test_a_fault_tests_what_speaks_of_the_fault_alone() -> None:
     assert ids("dcp-fsdp2", TWO, TWO, "corrupt-shard") == {"dcp-corruption"}
-    assert ids("dcp-fsdp2", TWO, ONE, "version-skew") == {"dcp-versions"}
+    assert ids("dcp-fsdp2", TWO, ONE, "version-skew") == {"dcp-versions", "dcp-reproducibility"}
 
 
 def test_a_stage_narrows_a_claim() -> None:

@@ -57,6 +57,21 @@ def test_a_broken_file_is_refused_by_the_stack(quickstart: Any, cell: str) -> No
     assert subject.endswith(".distcp")
 
 
+def test_what_dcp_documents_stands_beside_each_verdict(quickstart: Any) -> None:
+    packet = json.loads((quickstart.root / "packet.json").read_bytes())
+    said = {
+        cell["id"]: {each["claim"]: each["agreement"] for each in cell["documented"]}
+        for cell in packet["cells"]
+    }
+    confirmed = "the drill confirms the documentation"
+    assert said["two_to_one.dp-shrink"]["dcp-other-world-size"] == confirmed
+    assert said["two_to_four.dp-grow"]["dcp-optimizer-names"] == confirmed
+    assert set(said["two_to_three.dp-grow"].values()) == {"not settled by a drill"}
+    silent = "measured, where the documentation states nothing"
+    assert said[FLIPPED] == {"dcp-corruption": silent}
+    assert packet["documentation"]["disagreements"] == 0
+
+
 def test_rates_are_equal_and_losses_differ_by_round_off_only(quickstart: Any) -> None:
     largest = {}
     for cell in PASSED:

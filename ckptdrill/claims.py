@@ -341,9 +341,9 @@ def _fits(
 
 def agreement(claim: DocumentedClaim, verdict: Verdict) -> Agreement:
     """How `claim` stands to the verdict of a cell that tests it."""
-    if not _decided(claim, verdict):
+    held = _held(claim, verdict)
+    if held is None:
         return Agreement.OPEN
-    held = verdict.word is VerdictWord.PASS
     if claim.label is Label.UNPROVEN:
         return Agreement.UNDOCUMENTED
     if claim.label is Label.DOCUMENTED:
@@ -351,17 +351,25 @@ def agreement(claim: DocumentedClaim, verdict: Verdict) -> Agreement:
     return Agreement.BEYOND if held else Agreement.AS_LIMITED
 
 
-def _decided(claim: DocumentedClaim, verdict: Verdict) -> bool:
-    """The drill shows what the claim speaks of. A batch plan is the topology's matter, a document
-    is no drill, and a fault of another item says nothing of this one.
+# Verdicts that show nothing of a document: no drill, and batches that only the topology decides.
+_ANOTHER_MATTER = (Reason.BATCH_PLAN, Reason.DOCUMENTED_LIMIT)
+
+
+def _held(claim: DocumentedClaim, verdict: Verdict) -> bool | None:
+    """Whether what the claim speaks of held in the drill; None where that was not shown.
+
+    Its own items decide, so that weights which held confirm their claim although the data order
+    broke. A claim about the restore as a whole, and any refusal, stand and fall with the verdict.
     """
     if verdict.word is VerdictWord.UNPROVEN:
-        return False
-    if verdict.reason in (Reason.BATCH_PLAN, Reason.DOCUMENTED_LIMIT):
+        return None
+    rows = [check.status for check in verdict.checks if check.item in claim.items]
+    if verdict.word is VerdictWord.PASS:
+        return True if not rows or Held.HELD in rows else None
+    if verdict.reason is Reason.REFUSED:
         return False
     if not claim.items:
-        return True
-    if verdict.reason is Reason.DIVERGED and verdict.blame_item not in claim.items:
+        return None if verdict.reason in _ANOTHER_MATTER else False
+    if Held.BROKEN in rows or verdict.blame_item in claim.items:
         return False
-    seen = [check.status for check in verdict.checks if check.item in claim.items]
-    return not seen or Held.HELD in seen or Held.BROKEN in seen
+    return True if rows and set(rows) == {Held.HELD} else None

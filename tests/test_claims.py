@@ -219,6 +219,18 @@ def test_a_verdict_about_something_else_leaves_a_claim_open(found: Verdict) -> N
     assert claims.agreement(named("dcp-other-world-size"), found) is Agreement.OPEN
 
 
+def test_its_own_items_decide_a_claim_whatever_else_broke() -> None:
+    claim = named("dcp-other-world-size")
+    lost_order = verdict(*DIVERGED, Item.DATA, weights=Held.HELD, moments=Held.HELD)
+    assert claims.agreement(claim, lost_order) is Agreement.CONFIRMED
+    lost_both = verdict(*DIVERGED, Item.DATA, weights=Held.HELD, moments=Held.BROKEN)
+    assert claims.agreement(claim, lost_both) is Agreement.CONTRADICTED
+    half_seen = verdict(*DIVERGED, Item.DATA, weights=Held.HELD, moments=Held.NOT_OBSERVED)
+    assert claims.agreement(claim, half_seen) is Agreement.OPEN
+    other_batches = verdict(VerdictWord.UNSUPPORTED, Reason.BATCH_PLAN, weights=Held.HELD)
+    assert claims.agreement(claim, other_batches) is Agreement.CONFIRMED
+
+
 def test_what_held_in_part_is_decided() -> None:
     found = verdict(weights=Held.HELD, buffers=Held.NOT_EXERCISED)
     assert claims.agreement(named("dcp-other-world-size"), found) is Agreement.CONFIRMED

@@ -721,6 +721,13 @@ def test_a_misspelt_stack_is_explained() -> None:
     )
 
 
+def test_the_schema_lists_the_stacks() -> None:
+    stack = matrix.json_schema()["$defs"]["JobSection"]["properties"]["stack"]
+    names = stack["anyOf"][0]["enum"]
+    assert "deepspeed-universal" in names
+    assert "gcs" not in names
+
+
 def test_storage_is_no_stack_of_a_job() -> None:
     assert "allowed: dcp-ddp" in refusal(edited(("  cwd: .", "  stack: s3")))
 

@@ -53,7 +53,7 @@ def _plain(fact: Fact, launch_id: str) -> dict[str, Any]:
     data = {k: v for k, v in fact.data.items() if k not in _OWN and not _MEASURED.fullmatch(k)}
     if fact.kind == "rng" and isinstance(data.get("kinds"), dict):
         data["kinds"] = {k: v for k, v in data["kinds"].items() if k not in _SYSTEM_SEEDED}
-    text = json.dumps({"step": fact.step, **data}, sort_keys=True)
+    text = json.dumps({"step": fact.step, **data}, sort_keys=True, default=dict)
     plain: dict[str, Any] = json.loads(text.replace(f"/{launch_id}/", "/LAUNCH/"))
     return plain
 

@@ -363,7 +363,12 @@ class LaunchRecord:
             return self.by_kind.get(kind, ())
         return tuple(f for f in self.by_kind.get(kind, ()) if f.rank == rank)
 
-    @property
+    @functools.cached_property
+    def derived(self) -> dict[object, Any]:
+        """What was worked out from these facts, by what it is: done once, gone with the record."""
+        return {}
+
+    @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that recorded anything."""
         return tuple(sorted({f.rank for f in self.facts}))

@@ -25,6 +25,7 @@ ORDER = (
     ("observer",),
     ("errors", "probe", "resources", "spelling"),
     ("model",),
+    ("columns",),
     ("claims", "reasons", "store"),
     ("placeholders", "yaml_lines"),
     ("drill", "matrix", "matrix_schema"),

@@ -68,9 +68,7 @@ def _nameless(pair: Pair, control: Trajectory, source: Topology, target: Topolog
 
 def global_rows(run: Trajectory, step: int, topology: Topology) -> Counter[str]:
     """The multiset of rows of one global step."""
-    total: Counter[str] = Counter()
-    for rows in run.rows(step).values():
-        total.update(rows)
+    total = run.row_counts(step)
     copies = topology.tp * topology.cp
     if copies > 1 and all(count % copies == 0 for count in total.values()):
         return Counter({row: count // copies for row, count in total.items()})

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ckptdrill.judge.logical import is_entry, quoted
+from ckptdrill.columns import Part
+from ckptdrill.judge.logical import Logical, columnar, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
@@ -47,23 +48,72 @@ class Saved:
     @cached_property
     def leaves(self) -> Mapping[str, tuple[JsonValue, ...]]:
         """Key -> the values ranks gave it, equal ones once, in rank order."""
-        found: dict[str, dict[str, JsonValue]] = {}
+        return {key: self.values(key) for key in self.keys}
+
+    @property
+    def keys(self) -> KeysView[str]:
+        """The keys that any rank saved something under."""
+        return self._holders.keys()
+
+    def values(self, key: str) -> tuple[JsonValue, ...]:
+        """One of the `leaves`; empty where nothing has that key."""
+        if key not in self._values:
+            name, holders = self._holders.get(key, ("", []))
+            distinct: dict[str, JsonValue] = {}
+            for leaves in holders:
+                distinct.setdefault(repr(leaves[name]), leaves[name])
+            self._values[key] = tuple(distinct.values())
+        return self._values[key]
+
+    def whole(self, key: str) -> Logical | None:
+        """The tensor that the ranks saved together, where that can be told without its leaves."""
+        return self._wholes.get(key)
+
+    @cached_property
+    def _values(self) -> dict[str, tuple[JsonValue, ...]]:
+        return {}
+
+    @cached_property
+    def _holders(self) -> Mapping[str, tuple[str, list[Mapping[str, JsonValue]]]]:
+        """Key -> the name in the facts that hold it, and their leaves."""
+        found: dict[str, tuple[str, list[Mapping[str, JsonValue]]]] = {}
+        for prefix, facts in self._by_prefix.items():
+            for fact in facts:
+                leaves = fact.data["leaves"]
+                for name in leaves:
+                    found.setdefault(prefix + name, (name, []))[1].append(leaves)
+        return found
+
+    @cached_property
+    def _wholes(self) -> Mapping[str, Logical]:
+        return {
+            prefix + name: logical
+            for prefix, facts in self._by_prefix.items()
+            for name, logical in (columnar(facts, "leaves") or {}).items()
+            if logical.dtype != "value" and not logical.replicas_differ
+        }
+
+    @cached_property
+    def _by_prefix(self) -> Mapping[str, list[Fact]]:
+        found: dict[str, list[Fact]] = {}
         for fact in self.facts:
             prefix = "" if fact.data["call"] in ("save", "async_save", "load") else _file(fact)
-            for key, value in fact.data["leaves"].items():
-                found.setdefault(prefix + key, {}).setdefault(repr(value), value)
-        return {key: tuple(values.values()) for key, values in found.items()}
+            found.setdefault(prefix, []).append(fact)
+        return found
 
 
 def saved_at(run: Trajectory, step: int) -> Saved:
     """What the run saved when it had completed `step`."""
-    return Saved(
-        tuple(
-            f
-            for f in run.record.of("inventory")
-            if f.data["at"] == "save" and f.step + run.offset == step
+    if ("saved", step) not in run.derived:
+        run.derived["saved", step] = Saved(
+            tuple(
+                f
+                for f in run.record.of("inventory")
+                if f.data["at"] == "save" and f.step + run.offset == step
+            )
         )
-    )
+    saved: Saved = run.derived["saved", step]
+    return saved
 
 
 def lost_leaves(run: Trajectory, step: int) -> str | None:
@@ -113,7 +163,7 @@ def next_save(
     comparison = _Comparison(reference, restored, others, beside, safety, tuple(ignored))
     problems = [*collapsed(pair), *probed(pair)]
     problems += [text for key in sorted(comparison.keys) if (text := comparison.problem(key))]
-    numbers = {"step": step, "leaves": len(reference.leaves), "differing": len(problems)}
+    numbers = {"step": step, "leaves": len(reference.keys), "differing": len(problems)}
     if not problems:
         return Check(
             Item.INVENTORY,
@@ -149,9 +199,10 @@ def collapsed(pair: Pair) -> tuple[str, ...]:
         return ()
     problems = []
     for fact in loads:
-        own = saved.get(fact.rank, {})
-        for key, value in fact.data["leaves"].items():
-            if key not in own or value == own[key] or not _own_place(value, own[key]):
+        own, leaves = saved.get(fact.rank, {}), fact.data["leaves"]
+        for key in _replaced(leaves, own):
+            value = leaves[key]
+            if value == own[key] or not _own_place(value, own[key]):
                 continue
             giver = next((r for r, leaves in saved.items() if leaves.get(key) == value), None)
             if giver is not None:
@@ -160,6 +211,13 @@ def collapsed(pair: Pair) -> tuple[str, ...]:
                     f"with rank {giver}'s"
                 )
     return tuple(problems)
+
+
+def _replaced(leaves: Mapping[str, JsonValue], own: Mapping[str, JsonValue]) -> Iterable[str]:
+    """The keys of `leaves` whose value may not be the one that `own` has."""
+    if isinstance(leaves, Part) and isinstance(own, Part):
+        return leaves.differing(own)
+    return [key for key in leaves if key in own]
 
 
 def probed(pair: Pair) -> tuple[str, ...]:
@@ -250,21 +308,22 @@ class _Comparison:
         """Keys in question: those of the reference, or at another topology those of its control
         too.
         """
-        keys = set(self.reference.leaves)
-        if self.control is not None and self.control.leaves:
-            keys &= set(self.control.leaves)
-        return {key for key in keys | set(self.restored.leaves) if self._in_question(key)}
+        keys = set(self.reference.keys)
+        if self.control is not None and self.control.keys:
+            keys &= set(self.control.keys)
+        return {key for key in keys | self.restored.keys if self._in_question(key)}
 
     def problem(self, key: str) -> str | None:
         """What is wrong with a leaf, in words that begin with its key; None when it is right."""
-        wanted, found = self.reference.leaves.get(key), self.restored.leaves.get(key)
-        if wanted is None or found is None:
-            beside = self.control.leaves.get(key) if self.control else None
-            if wanted is None and found is not None and beside is None:
+        if key not in self.reference.keys or key not in self.restored.keys:
+            beside = self.control is not None and key in self.control.keys
+            if key in self.restored.keys and not beside:
                 return f"{key} is new, the reference does not save it"
-            return f"{key} is not saved, the reference saves it" if found is None else None
-        if self._agree(key, wanted, found):
+            missing = key not in self.restored.keys
+            return f"{key} is not saved, the reference saves it" if missing else None
+        if self._agree(key):
             return None
+        wanted, found = self.reference.values(key), self.restored.values(key)
         if len(wanted) == len(found) == 1 and not _is_tensor(wanted[0]):
             return f"{key} is {quoted(found[0])}, the reference has {quoted(wanted[0])}"
         return f"{key} differs from the reference's"
@@ -275,23 +334,23 @@ class _Comparison:
         """
         if any(pattern.search(key) for pattern in self.ignored):
             return False
-        wanted, found = self.reference.leaves.get(key), self.restored.leaves.get(key)
-        if any(isinstance(v, str) and v.startswith("/") for v in (*(wanted or ()), *(found or ()))):
+        if _is_path(self.reference, key) or _is_path(self.restored, key):
             return False
         return all(
-            _same(wanted, repeat.leaves.get(key)) or _floating(wanted)
+            _alike(self.reference, repeat, key) or _floating(self.reference.values(key))
             for repeat in self.repeats
-            if repeat.leaves
+            if repeat.keys
         )
 
-    def _agree(self, key: str, wanted: tuple[JsonValue, ...], found: tuple[JsonValue, ...]) -> bool:
-        if _same(wanted, found):
+    def _agree(self, key: str) -> bool:
+        if _alike(self.reference, self.restored, key):
             return True
-        beside = self.control.leaves.get(key) if self.control else None
-        if beside is not None and _same(beside, found):
+        control = self.control if self.control and key in self.control.keys else None
+        if control is not None and _alike(control, self.restored, key):
             return True
-        others = [r.leaves[key] for r in self.repeats if key in r.leaves]
-        others += [beside] if beside is not None else []
+        wanted, found = self.reference.values(key), self.restored.values(key)
+        others = [r.values(key) for r in self.repeats if key in r.keys]
+        others += [control.values(key)] if control is not None else []
         band = max((_distance(wanted, other) for other in others), default=0.0)
         if band == 0.0 and self.control is None:
             return False  # the source repeats this leaf bit by bit, so must a restore beside it
@@ -299,10 +358,24 @@ class _Comparison:
         return math.isfinite(distance) and distance <= max(self.safety * band, FLOOR)
 
 
-def _same(one: tuple[JsonValue, ...] | None, other: tuple[JsonValue, ...] | None) -> bool:
+def _alike(one: Saved, other: Saved, key: str) -> bool:
+    """`_same` of one leaf of two saves; most tensors need no leaf for that."""
+    mine, theirs = one.whole(key), other.whole(key)
+    if mine is not None and theirs is not None and mine.content == theirs.content:
+        return True
+    return _same(one.values(key), other.values(key))
+
+
+def _is_path(saved: Saved, key: str) -> bool:
+    return saved.whole(key) is None and any(
+        isinstance(value, str) and value.startswith("/") for value in saved.values(key)
+    )
+
+
+def _same(one: tuple[JsonValue, ...], other: tuple[JsonValue, ...]) -> bool:
     """Equal as logical leaves: the same value, or shards that add up to the same digest."""
-    if one is None or other is None:
-        return one is other
+    if not one or not other:
+        return not one and not other
     if {repr(v) for v in one} == {repr(v) for v in other}:
         return True
     digests = [_digest(values) for values in (one, other)]
@@ -341,8 +414,8 @@ def _vector(values: tuple[JsonValue, ...]) -> list[float] | None:
     return [sum(column) for column in zip(*projections, strict=True)]
 
 
-def _floating(values: tuple[JsonValue, ...] | None) -> bool:
-    return values is not None and _vector(values) is not None
+def _floating(values: tuple[JsonValue, ...]) -> bool:
+    return bool(values) and _vector(values) is not None
 
 
 def _is_tensor(value: JsonValue) -> bool:

@@ -9,10 +9,12 @@ shard are replicas and must agree; where they do not, that is a finding of its o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ckptdrill.columns import Part
+from ckptdrill.judge import lanes
 from ckptdrill.model import Fact, JsonValue
 
 _WORD = 1 << 64
@@ -28,6 +30,11 @@ class Logical:
     digest: str
     complete: bool = True
     by_rank: tuple[tuple[int, str], ...] = ()  # only where replicas differ: (rank, digest)
+
+    @property
+    def content(self) -> tuple[str, tuple[int, ...], str]:
+        """What two equal tensors have in common, whatever their names."""
+        return self.dtype, self.shape, self.digest
 
     @property
     def replicas_differ(self) -> bool:
@@ -56,13 +63,50 @@ class Same:
         return isinstance(other, Same) and self._ids == other._ids
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _combined(facts: Same, part: str) -> Mapping[str, Logical]:
+    summed = columnar(facts.facts, part)
+    if summed is not None:
+        return summed
     gathered: dict[str, list[tuple[int, JsonValue]]] = {}
     for fact in facts.facts:
         for name, entry in fact.data.get(part, {}).items():
             gathered.setdefault(name, []).append((fact.rank, entry))
     return {name: _logical(name, entries) for name, entries in gathered.items()}
+
+
+def columnar(facts: Sequence[Fact], part: str) -> Mapping[str, Logical] | None:
+    """The same from columns as they stand; None where a fact has none, or ranks have other names.
+
+    Leaves of which ranks hold different values are looked at one by one.
+    """
+    parts = [fact.data.get(part) for fact in facts]
+    columns = [each for each in parts if isinstance(each, Part)]
+    if not parts or len(columns) != len(parts):
+        return None
+    scheme = lanes.scheme(tuple(each.layout for each in columns))
+    if scheme is None:
+        return None
+    digests, differ = lanes.added(columns, scheme)
+    found = {
+        whole.name: Logical(whole.name, whole.dtype, whole.shape, digest, whole.complete)
+        for whole, digest in zip(scheme.tensors, digests, strict=True)
+    }
+    apart = [whole.name for whole, other in zip(scheme.tensors, differ, strict=True) if other]
+    for name in apart:
+        found[name] = _logical(
+            name, [(f.rank, _entry(c[name])) for f, c in zip(facts, columns, strict=True)]
+        )
+    equal = len({repr(each.plain) for each in columns}) == 1 and not columns[0].layout.has_lists
+    asked = list(zip(facts, columns, strict=True))[: 1 if equal else None]
+    for name in columns[0].layout.others:
+        found[name] = _value(name, [(fact.rank, each[name]) for fact, each in asked])
+    return found
+
+
+def _entry(leaf: JsonValue) -> JsonValue:
+    """The fingerprint entry of a tensor, which a saved leaf wraps."""
+    return leaf["entry"] if isinstance(leaf, dict) else leaf
 
 
 def is_entry(value: JsonValue) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ckptdrill.judge.logical import Logical, combine, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
@@ -35,7 +36,7 @@ class Sampled:
             return "the restored run's state before its first step was not recorded"
         return self.lost
 
-    @property
+    @cached_property
     def refs(self) -> tuple[str, ...]:
         """The facts compared."""
         return tuple(f.ref for f in (*self.source, *self.target))

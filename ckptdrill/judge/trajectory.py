@@ -9,9 +9,11 @@ step
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from typing import Any
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
 
@@ -22,6 +24,11 @@ class Trajectory:
 
     record: LaunchRecord
     offset: int
+
+    @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What was worked out along these steps: a source is asked the same by all its cells."""
+        return {}
 
     @cached_property
     def stepped(self) -> Mapping[int, tuple[Fact, ...]]:
@@ -58,11 +65,20 @@ class Trajectory:
 
     def sample(self, kind: str, step: int, moment: str = "forward") -> tuple[Fact, ...]:
         """The `state`, `rng` or `roots` facts at one completed step; the last one of each rank."""
-        chosen: dict[int, Fact] = {}
-        for fact in self.record.of(kind):
-            if fact.step + self.offset == step and _moment(fact) in (moment, None):
-                chosen[fact.rank] = fact
-        return tuple(chosen[rank] for rank in sorted(chosen))
+        key = ("sample", kind, step, moment)
+        if key not in self.derived:
+            there = self._of_step(kind).get(step, ())
+            chosen = {fact.rank: fact for fact in there if _moment(fact) in (moment, None)}
+            self.derived[key] = tuple(chosen[rank] for rank in sorted(chosen))
+        found: tuple[Fact, ...] = self.derived[key]
+        return found
+
+    def _of_step(self, kind: str) -> Mapping[int, tuple[Fact, ...]]:
+        """Completed step -> the facts of a kind, in file order within a rank."""
+        if ("kind", kind) not in self.derived:
+            self.derived["kind", kind] = _by_step(self.record.of(kind), self.offset)
+        found: Mapping[int, tuple[Fact, ...]] = self.derived["kind", kind]
+        return found
 
     def sampled_steps(self) -> tuple[int, ...]:
         """The completed steps at which the state was sampled at the first forward."""
@@ -83,10 +99,12 @@ class Trajectory:
         averaged because data parallelism averages gradients. Ranks without a loss (the early stages
         of a pipeline) do not count.
         """
-        sums = [
-            sum(_numbers(f.data["losses"])) for f in self.stepped.get(step, ()) if f.data["losses"]
-        ]
-        return sum(sums) / len(sums) if sums else None
+        if ("loss", step) not in self.derived:
+            facts = self.stepped.get(step, ())
+            sums = [sum(_numbers(f.data["losses"])) for f in facts if f.data["losses"]]
+            self.derived["loss", step] = sum(sums) / len(sums) if sums else None
+        mean: float | None = self.derived["loss", step]
+        return mean
 
     def rows(self, step: int) -> Mapping[int, tuple[str, ...]]:
         """Rank -> the row hashes it consumed in the step that leads to `step`."""
@@ -94,6 +112,16 @@ class Trajectory:
         for fact in self.batches.get(step, ()):
             found[fact.rank] = (*found.get(fact.rank, ()), *fact.data["rows"])
         return found
+
+    def row_counts(self, step: int) -> Counter[str]:
+        """How often each row was consumed by all ranks in the step that leads to `step`."""
+        if ("rows", step) not in self.derived:
+            total: Counter[str] = Counter()
+            for fact in self.batches.get(step, ()):
+                total.update(fact.data["rows"])
+            self.derived["rows", step] = total
+        counts: Counter[str] = self.derived["rows", step]
+        return counts
 
     def refs(self, steps: Iterable[int]) -> tuple[str, ...]:
         """References to the first rank's `stepped` facts of `steps`."""
@@ -148,27 +176,12 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
     return max(steps, default=None)
 
 
-class _Record:
-    """A record as the key of a cache: the same object."""
-
-    def __init__(self, record: LaunchRecord) -> None:
-        self.record = record
-
-    def __hash__(self) -> int:
-        return id(self.record)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Record) and self.record is other.record
-
-
 def trajectory(record: LaunchRecord, offset: int) -> Trajectory:
     """The trajectory of a record, laid out once for all cells that share the launch."""
-    return _laid_out(_Record(record), offset)
-
-
-@lru_cache(maxsize=64)
-def _laid_out(key: _Record, offset: int) -> Trajectory:
-    return Trajectory(key.record, offset)
+    laid_out: Trajectory = record.derived.setdefault(
+        ("trajectory", offset), Trajectory(record, offset)
+    )
+    return laid_out
 
 
 def _by_step(facts: Iterable[Fact], offset: int) -> Mapping[int, tuple[Fact, ...]]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from ckptdrill.columns import Layout, Part
 from ckptdrill.judge.logical import Same, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item
@@ -128,6 +129,9 @@ def projections(run: Trajectory, step: int) -> Vectors:
 
 @lru_cache(maxsize=64)
 def _summed(facts: Same) -> Vectors:
+    columns = _in_columns(facts)
+    if columns is not None:
+        return columns
     found: dict[str, dict[str, Sequence[float]]] = {}
     for fact in facts.facts:
         for name, values in fact.data.get("projections", {}).items():
@@ -138,6 +142,37 @@ def _summed(facts: Same) -> Vectors:
         name: [sum(column) for column in zip(*shards.values(), strict=True)]
         for name, shards in found.items()
     }
+
+
+def _in_columns(facts: Same) -> Vectors | None:
+    """The same from columns as they stand; None where some fact has none."""
+    both = [(f.data.get("projections"), f.data["weights"]) for f in facts.facts]
+    parts = [(p, w) for p, w in both if isinstance(p, Part) and isinstance(w, Part)]
+    if not parts or len(parts) != len(both):
+        return None
+    sources = _sources(tuple((p.layout, w.layout) for p, w in parts))
+    rows = [p.floats for p, _ in parts]
+    return sources and {
+        name: [sum(column) for column in zip(*(rows[f][a:b] for f, a, b in at), strict=True)]
+        for name, at in sources.items()
+    }
+
+
+@lru_cache(maxsize=256)
+def _sources(
+    layouts: tuple[tuple[Layout, Layout], ...],
+) -> Mapping[str, Sequence[tuple[int, int, int]]] | None:
+    """Parameter -> (fact, begin, end) of the floats of each of its distinct shards."""
+    if any(form.kind != "floats" for p, _ in layouts for form in p.forms.values()):
+        return None
+    found: dict[str, dict[str, tuple[int, int, int]]] = {}
+    for fact, (projections, weights) in enumerate(layouts):
+        for name, form in projections.forms.items():
+            place = weights.forms.get(name)
+            if place is not None and place.is_tensor and place.head[2][:1] != ["partial"]:
+                floats = (fact, form.float_at, form.float_at + form.count)
+                found.setdefault(name, {})[repr(place.head[2:])] = floats
+    return {name: tuple(shards.values()) for name, shards in found.items()}
 
 
 def relative_distance(wanted: Vectors, found: Vectors) -> float:

@@ -7,7 +7,7 @@ In this order: `__main__` reads launch.json and redirects the output; `hooks` wr
 entry points every training loop goes through; `program` runs the user's script as `__main__`;
 `watch` turns the events into training steps and decides when state is sampled and when the launch
 has shown enough; `state`, `names` and `fingerprint` describe tensors without moving them; `facts`
-writes one JSON line per fact.
+writes one JSON line per fact, and `columns` keeps those of many tensors short.
 
 Three rules: it issues no collective and takes no lock that the job could wait for; it never raises
 into the job (its own failure is a fact, `observer_failed`); it changes no numerics and draws no

@@ -15,6 +15,8 @@ import time
 import traceback
 from typing import Any, Callable, TypeVar
 
+from .columns import Columns
+
 _MAX_TEXT = 4000  # characters of one exception message; the whole traceback is in rank<R>.err
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,6 +29,7 @@ class Recorder:
         self.step = 0
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._failed: set[str] = set()
+        self.columns = Columns(self.record)
 
     def record(self, kind: str, **data: Any) -> None:
         """Append one fact. Values must be JSON; others are written as their text."""

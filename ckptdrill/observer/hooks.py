@@ -224,7 +224,11 @@ def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
         recorder.record("save_begin", call=name, path=path)
         saved = args[0] if args else kwargs.get("state_dict", kwargs.get("obj"))
         recorder.record(
-            "inventory", at="save", call=name, path=path, leaves=inventory.leaves(saved)
+            "inventory",
+            at="save",
+            call=name,
+            path=path,
+            leaves=recorder.columns.of(inventory.leaves(saved)),
         )
 
     def after(_path: str, result: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -243,7 +247,11 @@ def _loader(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]
     def after(path: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         loaded = result if name == "torch.load" else (args[0] if args else kwargs.get("state_dict"))
         recorder.record(
-            "inventory", at="load", call=name, path=path, leaves=inventory.leaves(loaded)
+            "inventory",
+            at="load",
+            call=name,
+            path=path,
+            leaves=recorder.columns.of(inventory.leaves(loaded)),
         )
 
     return _timed("load", name, watch, recorder, before, after)

@@ -17,27 +17,34 @@ from typing import Any
 import torch
 
 from . import fingerprint
+from .columns import Columns
 from .names import Roots
 
 _NUMPY_GENERATORS = ("Generator", "RandomState")
 
 
 def describe(
-    roots: Roots, optimizers: Iterable[Any], schedulers: Iterable[Any], scalers: Iterable[Any]
+    roots: Roots,
+    optimizers: Iterable[Any],
+    schedulers: Iterable[Any],
+    scalers: Iterable[Any],
+    columns: Columns,
+    *,
+    projected: bool,
 ) -> dict[str, Any]:
-    """The whole state; see the functions below for each part."""
+    """The whole state, tensors in columns, with or without projections; see below for each part."""
     names = roots.parameter_names()
     optimizers = list(optimizers)
     with torch.no_grad():
         return {
-            "weights": {name: entry(p) for name, p in roots.parameters()},
+            "weights": columns.of({name: entry(p) for name, p in roots.parameters()}),
             "broadcast_buffers": any(
                 getattr(module, "broadcast_buffers", False) for _, module in roots.modules
             ),
-            "buffers": {name: entry(b) for name, b, _ in roots.buffers()},
-            "optimizer": optimizer_state(optimizers, names),
-            "groups": [_groups(optimizer, names) for optimizer in optimizers],
-            "projections": _projections(roots),
+            "buffers": columns.of({name: entry(b) for name, b, _ in roots.buffers()}),
+            "optimizer": columns.of(optimizer_state(optimizers, names)),
+            "groups": [_groups(optimizer, names, columns) for optimizer in optimizers],
+            "projections": columns.of(_projections(roots)) if projected else {},
             "schedulers": [_plain_state(s, optimizers) for s in schedulers],
             "scalers": [plain(s.state_dict()) for s in scalers],
         }
@@ -188,12 +195,13 @@ def _members(optimizer: Any, names: dict[int, str]) -> list[tuple[str, Any]]:
     ]
 
 
-def _groups(optimizer: Any, names: dict[int, str]) -> list[dict[str, Any]]:
+def _groups(optimizer: Any, names: dict[int, str], columns: Columns) -> list[dict[str, Any]]:
+    """Hyper-parameters by group; its members are the id of a layout that lists them."""
     groups = []
     for g, group in enumerate(getattr(optimizer, "param_groups", [])):
         members = [names.get(id(p), f"group{g}[{i}]") for i, p in enumerate(group["params"])]
         values = {k: plain(v) for k, v in group.items() if k != "params" and not callable(v)}
-        groups.append({"members": members, "hyper": values})
+        groups.append({"members": columns.names(members), "hyper": values})
     return groups
 
 

@@ -21,6 +21,8 @@ from . import batches, names, program, state
 from .facts import Recorder, leave
 
 _MAX_KEYS = 200  # key names listed of a load that did not fit
+# Samples that no update is read from: projections, a third of the bytes, are left out there.
+_NOT_TRAINING = ("made", "save")
 
 
 class Watch:
@@ -131,10 +133,12 @@ class Watch:
             return
         part = names.Roots([("", weakref.ref(module))])
         put = {
-            "values": {
-                **{name: state.entry(p) for name, p in part.parameters()},
-                **{name: state.entry(b) for name, b, _ in part.buffers()},
-            },
+            "values": self.recorder.columns.of(
+                {
+                    **{name: state.entry(p) for name, p in part.parameters()},
+                    **{name: state.entry(b) for name, b, _ in part.buffers()},
+                }
+            ),
             "missing": list(getattr(fit, "missing_keys", ()))[:_MAX_KEYS],
             "unexpected": list(getattr(fit, "unexpected_keys", ()))[:_MAX_KEYS],
             "keys": len(state_dict),
@@ -159,7 +163,8 @@ class Watch:
         if self.recorder.step == 0:
             roots = self._roots or names.find_roots(self._optimized())
             values = state.optimizer_state([optimizer], roots.parameter_names())
-            self.recorder.record("restored", part="optimizer", values=values)
+            columns = self.recorder.columns.of(values)
+            self.recorder.record("restored", part="optimizer", values=columns)
 
     def rng_set(self, by: str, *_: Any, **__: Any) -> None:
         """A generator was set or seeded before the first step."""
@@ -178,6 +183,8 @@ class Watch:
             self._in_order(self.optimizers),
             self._in_order(self.schedulers),
             self._in_order(self.scalers),
+            self.recorder.columns,
+            projected=moment not in _NOT_TRAINING,
         )
         self.recorder.record("roots", **state.kinds(roots))
         self.recorder.record(

@@ -4,7 +4,6 @@ Torch is imported once per session, by the warm parent that ckptdrill itself use
 launch of its own, with agent, ranks and cage. A launch without the observer is a plain interpreter.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 
 from ckptdrill.launch.local import WarmParent, job_environment
 from ckptdrill.resources import observer_dir
+from ckptdrill.store import read_facts
 
 TIMEOUT_S = 120.0
 
@@ -33,8 +33,8 @@ class Observed:
 
     def facts(self, kind: str | None = None, rank: int = 0) -> list[dict[str, Any]]:
         """The facts of one rank, of one kind or all."""
-        path = self.folder / f"rank{rank}.jsonl"
-        lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+        facts = read_facts(self.folder / f"rank{rank}.jsonl", "")
+        lines = [{"fact": f.kind, "rank": f.rank, "step": f.step, "t": f.t, **f.data} for f in facts]
         return [line for line in lines if kind in (None, line["fact"])]
 
     def column(self, kind: str, key: str, rank: int = 0) -> list[Any]:

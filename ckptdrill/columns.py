@@ -22,7 +22,7 @@ DIGEST_DIGITS = 32
 # Distinct layouts kept: some ten for each rank of a topology, for several topologies.
 _LAYOUTS = 16_384
 # Where facts have columns, by their kind.
-_WITH_COLUMNS = {
+WITH_COLUMNS = {
     "state": ("weights", "buffers", "optimizer", "projections"),
     "inventory": ("leaves",),
     "restored": ("values",),
@@ -78,10 +78,10 @@ class Layout:
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
-        """Digits of digests, number of values and bytes of floats that a part of this has."""
+        """Lengths of the digests, the values and the packed floats of a part of this layout."""
         values = sum(form.kind == "value" for form in self.forms.values())
         floats = sum(form.count for form in self.forms.values())
-        return len(self.tensors) * DIGEST_DIGITS, values, 8 * floats
+        return len(self.tensors) * DIGEST_DIGITS, values, -(-8 * floats // 3) * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,13 @@ class Part(Mapping[str, JsonValue]):
     layout: Layout
     digests: str
     plain: list[JsonValue]
-    floats: tuple[float, ...]
+    packed: str
+
+    @cached_property
+    def floats(self) -> tuple[float, ...]:
+        """All floats of the part, one leaf after another."""
+        content = base64.b64decode(self.packed, validate=True)
+        return struct.unpack(f"<{len(content) // 8}d", content)
 
     def differing(self, other: Part) -> list[str]:
         """The names that both have and under which their values are not the same.
@@ -156,7 +162,7 @@ class Reader:
         Raises KeyError when a layout or part that it names was lost, ValueError when columns do
         not fit their layout: such a fact is as unreadable as a torn line.
         """
-        for name in _WITH_COLUMNS.get(kind, ()):
+        for name in WITH_COLUMNS.get(kind, ()):
             if isinstance(data.get(name), list):
                 data[name] = self._part(*data[name])
         if "groups" in data:
@@ -167,11 +173,10 @@ class Reader:
         if not content:
             return self._parts[key]
         digests, values, packed = content
-        floats = base64.b64decode(packed, validate=True)
         layout = self._layouts[layout_id]
-        if (len(digests), len(values), len(floats)) != layout.sizes:
+        if (len(digests), len(values), len(packed)) != layout.sizes:
             raise ValueError("columns of another layout")
-        part = Part(layout, digests, values, struct.unpack(f"<{len(floats) // 8}d", floats))
+        part = Part(layout, digests, values, packed)
         self._parts[key] = part
         return part
 

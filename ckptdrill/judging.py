@@ -7,9 +7,15 @@ run can be judged again at any time, without a launch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+import contextlib
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from itertools import repeat
 from pathlib import PurePosixPath
 
 from ckptdrill import claims, journal, placeholders
@@ -33,37 +39,108 @@ from ckptdrill.store import RunFolder, read_json, read_launch, write_json
 
 # A baseline that is only incomplete says nothing against its neighbours: they have the same gap.
 _OWN_MATTER = {Reason.EVIDENCE_MISSING, Reason.NOT_EXERCISED, Reason.NOISY_REFERENCE}
+# Fact files that take as long to judge as a process takes to start.
+_FILES_WORTH_A_PROCESS = 2000
+_LAUNCHES_KEPT = 16  # source, repeats, control, baseline, and the restores of one or two cells
 
 
 def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Verdict, ...]:
-    """Judge every cell from what is on disk and write `cells/<id>/verdict.json`."""
-    skipped = _skipped(run)
+    """Judge every cell from what is on disk and write `cells/<id>/verdict.json`.
 
-    @cache
-    def record_of(launch: str, world_size: int) -> LaunchRecord:
-        return read_launch(run, launch, world_size)
+    Every cell is judged by itself, so a large run is divided among the cores.
+    """
+    about = (run, matrix, _skipped(run))
+    with _no_collection():
+        desk = _Desk(*about)
+        controls = {
+            plan.baseline.id: _control_failure(desk.verdict(_baseline_plan(plan), None))
+            for plan in {plan.baseline.id: plan for plan in plans if plan.cell.drilled}.values()
+        }
+    # Neighbours share their launches, of which only the last few are kept.
+    order = sorted(range(len(plans)), key=lambda n: (plans[n].source.id, _control_id(plans[n])))
+    given = [(plans[n], controls.get(plans[n].baseline.id)) for n in order]
+    workers = _workers(plans)
+    if workers == 1:
+        judged = _judged(given, *about)
+    else:
+        size = -(-len(given) // workers)
+        parts = [given[at : at + size] for at in range(0, len(given), size)]
+        rest = map(repeat, about)
+        # Forking would copy whatever threads and locks the run has left here.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            judged = [each for part in pool.map(_judged, parts, *rest) for each in part]
+    by_place = dict(zip(order, judged, strict=True))
+    return tuple(by_place[n] for n in range(len(plans)))
 
-    def verdict_of(plan: Plan, control_failed: str | None) -> Verdict:
+
+def _judged(
+    given: Sequence[tuple[Plan, str | None]],
+    run: RunFolder,
+    matrix: Matrix,
+    skipped: Mapping[str, str],
+) -> list[Verdict]:
+    """Judge these plans, each beside why its control failed, and write each verdict."""
+    desk = _Desk(run, matrix, skipped)
+    verdicts = []
+    with _no_collection():
+        for plan, control_failed in given:
+            verdicts.append(desk.verdict(plan, control_failed))
+            _write_verdict(run, plan, verdicts[-1])
+    return verdicts
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """What judging the cells of a run takes."""
+
+    run: RunFolder
+    matrix: Matrix
+    skipped: Mapping[str, str]
+
+    @cached_property
+    def _record(self) -> Callable[[str, int], LaunchRecord]:
+        """A launch's facts; those that cells share stay, those of one restore make room."""
+        return lru_cache(maxsize=_LAUNCHES_KEPT)(partial(read_launch, self.run))
+
+    def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
+        """The verdict of one plan; a chain that breaks at its first resume ends there."""
         if plan.through is None:
-            return table.judge(evidence_of(plan, control_failed))
-        first = verdict_of(replace(plan, restore=plan.through, through=None), control_failed)
+            return table.judge(self._evidence(plan, control_failed))
+        first = self.verdict(replace(plan, restore=plan.through, through=None), control_failed)
         if _broken(first):
             return replace(first, explanation=f"the first resume already: {first.explanation}")
-        return table.judge(evidence_of(_second_resume(plan), control_failed))
+        return table.judge(self._evidence(_second_resume(plan), control_failed))
 
-    def evidence_of(plan: Plan, control_failed: str | None) -> Evidence:
+    def _evidence(self, plan: Plan, control_failed: str | None) -> Evidence:
         launches = [step for step in plan.steps if isinstance(step, Launch)]
-        records = {each.id: record_of(each.id, each.topology.world_size) for each in launches}
-        return _evidence(run, matrix, plan, records, skipped, control_failed)
+        records = {each.id: self._record(each.id, each.topology.world_size) for each in launches}
+        return _evidence(self.run, self.matrix, plan, records, self.skipped, control_failed)
 
-    controls = {
-        plan.baseline.id: _control_failure(verdict_of(_baseline_plan(plan), None))
-        for plan in {plan.baseline.id: plan for plan in plans if plan.cell.drilled}.values()
-    }
-    verdicts = tuple(verdict_of(plan, controls.get(plan.baseline.id)) for plan in plans)
-    for plan, verdict in zip(plans, verdicts, strict=True):
-        _write_verdict(run, plan, verdict)
-    return verdicts
+
+def _control_id(plan: Plan) -> str:
+    return plan.control.id if plan.control else ""
+
+
+def _workers(plans: Sequence[Plan]) -> int:
+    """How many processes judge: one where starting others takes longer than the work."""
+    files = sum(plan.restore.topology.world_size for plan in plans)
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, files // _FILES_WORTH_A_PROCESS) or 1
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Facts are trees of plain values: looking for cycles among millions of them, as the collector
+    does whenever many are made, takes longer than reading them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def stored_plans(run: RunFolder) -> tuple[Plan, ...]:

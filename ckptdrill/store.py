@@ -7,7 +7,6 @@ derived files last and atomically (temporary name, fsync, rename, fsync of the d
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -29,6 +28,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,120}")
 # Scratch of running launches, and the checkpoints under drill: never evidence, never listed.
 _NOT_EVIDENCE = ("work", "warm")
 _LAYOUT = b'{"fact":"layout",'  # how the observer begins the line of one
+_decode = msgspec.json.Decoder().decode
 
 
 def safe_name(name: str) -> str:
@@ -191,13 +191,15 @@ def read_facts(path: Path, shown: str) -> Iterator[Fact]:
         return
     reader = columns.Reader()
     for number, line in enumerate(content.splitlines(), 1):
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        try:
             if line.startswith(_LAYOUT):
                 reader.keep_layout(line)
                 continue
             value = _parsed(line)
             if isinstance(value, dict) and "fact" in value:
                 yield _fact(value, reader, shown, number)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
 
 
 def _parsed(line: bytes) -> Any:
@@ -206,7 +208,7 @@ def _parsed(line: bytes) -> Any:
     Raises ValueError.
     """
     try:
-        return msgspec.json.decode(line)
+        return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return json.loads(line)
 
@@ -215,7 +217,8 @@ def _fact(value: dict[str, Any], reader: columns.Reader, file: str, line: int) -
     kind = str(value.pop("fact"))
     rank, step = int(value.pop("rank", 0)), int(value.pop("step", 0))
     t = float(value.pop("t", 0.0))
-    return Fact(kind, rank, step, t, reader.resolved(kind, value), file, line)
+    data = reader.resolved(kind, value) if kind in columns.WITH_COLUMNS else value
+    return Fact.stored(kind, rank, step, t, data, file, line)
 
 
 def sha256_of(path: Path) -> str:

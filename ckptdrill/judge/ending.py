@@ -54,6 +54,13 @@ class Ending:
 
 def ending(record: LaunchRecord) -> Ending:
     """The ending of a launch that has an exit record."""
+    if "ending" not in record.derived:
+        record.derived["ending"] = _ending(record)
+    found: Ending = record.derived["ending"]
+    return found
+
+
+def _ending(record: LaunchRecord) -> Ending:
     if record.ended is None:
         return Ending(End.DIED, "the launch left no exit record")
     finished = {f.rank for f in record.of("stopped")} | {

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ckptdrill.columns import Part
 from ckptdrill.judge.logical import Logical, columnar, is_entry, quoted
@@ -50,18 +50,20 @@ class Saved:
         """Key -> the values ranks gave it, equal ones once, in rank order."""
         return {key: self.values(key) for key in self.keys}
 
-    @property
+    @cached_property
     def keys(self) -> KeysView[str]:
         """The keys that any rank saved something under."""
-        return self._holders.keys()
+        return self._names.keys()
 
     def values(self, key: str) -> tuple[JsonValue, ...]:
         """One of the `leaves`; empty where nothing has that key."""
         if key not in self._values:
-            name, holders = self._holders.get(key, ("", []))
+            prefix, name = self._names.get(key, ("", ""))
             distinct: dict[str, JsonValue] = {}
-            for leaves in holders:
-                distinct.setdefault(repr(leaves[name]), leaves[name])
+            for fact in self._by_prefix.get(prefix, ()):
+                leaves = fact.data["leaves"]
+                if name in leaves:
+                    distinct.setdefault(repr(value := leaves[name]), value)
             self._values[key] = tuple(distinct.values())
         return self._values[key]
 
@@ -74,14 +76,19 @@ class Saved:
         return {}
 
     @cached_property
-    def _holders(self) -> Mapping[str, tuple[str, list[Mapping[str, JsonValue]]]]:
-        """Key -> the name in the facts that hold it, and their leaves."""
-        found: dict[str, tuple[str, list[Mapping[str, JsonValue]]]] = {}
+    def _names(self) -> Mapping[str, tuple[str, str]]:
+        """Key -> the prefix and the name that make it, in the order in which they are met."""
+        found: dict[str, tuple[str, str]] = {}
         for prefix, facts in self._by_prefix.items():
-            for fact in facts:
-                leaves = fact.data["leaves"]
-                for name in leaves:
-                    found.setdefault(prefix + name, (name, []))[1].append(leaves)
+            parts = [fact.data["leaves"] for fact in facts]
+            # Ranks save the same names mostly; those of one layout are gone through once.
+            once = {
+                p.layout.tensors + p.layout.others if isinstance(p, Part) else id(p): p
+                for p in parts
+            }
+            for part in once.values():
+                for name in part:
+                    found.setdefault(prefix + name, (prefix, name))
         return found
 
     @cached_property
@@ -303,7 +310,7 @@ class _Comparison:
     safety: float
     ignored: tuple[re.Pattern[str], ...]
 
-    @property
+    @cached_property
     def keys(self) -> set[str]:
         """Keys in question: those of the reference, or at another topology those of its control
         too.
@@ -332,7 +339,7 @@ class _Comparison:
         """False for what names the process and not the training, for what the source itself does
         not reproduce, and for state whose item is judged by behaviour.
         """
-        if any(pattern.search(key) for pattern in self.ignored):
+        if any(_matches(pattern, key) for pattern in self.ignored):
             return False
         if _is_path(self.reference, key) or _is_path(self.restored, key):
             return False
@@ -356,6 +363,12 @@ class _Comparison:
             return False  # the source repeats this leaf bit by bit, so must a restore beside it
         distance = _distance(wanted, found)
         return math.isfinite(distance) and distance <= max(self.safety * band, FLOOR)
+
+
+@lru_cache(maxsize=100_000)
+def _matches(pattern: re.Pattern[str], key: str) -> bool:
+    """Thousands of saves have the same keys."""
+    return pattern.search(key) is not None
 
 
 def _alike(one: Saved, other: Saved, key: str) -> bool:

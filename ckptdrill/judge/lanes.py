@@ -98,7 +98,9 @@ def added(parts: Sequence[Part], scheme: Scheme) -> tuple[list[str], list[bool]]
 
 def _lanes(number: int, count: int) -> list[str]:
     digits = f"{number:0{count * DIGEST_DIGITS}x}"
-    return [digits[at : at + DIGEST_DIGITS] for at in range(0, count * DIGEST_DIGITS, DIGEST_DIGITS)]
+    return [
+        digits[at : at + DIGEST_DIGITS] for at in range(0, count * DIGEST_DIGITS, DIGEST_DIGITS)
+    ]
 
 
 def _tensors(layout: Layout) -> list[Form]:

@@ -120,6 +120,13 @@ def _digests(run: Trajectory, step: int) -> Mapping[int, Mapping[str, str]]:
 
 def _drawn(run: Trajectory, step: int) -> set[str]:
     """Kinds whose state moved on some rank between the restored step and a later sample."""
+    if ("drawn", step) not in run.derived:
+        run.derived["drawn", step] = _moved(run, step)
+    drawn: set[str] = run.derived["drawn", step]
+    return drawn
+
+
+def _moved(run: Trajectory, step: int) -> set[str]:
     before = _digests(run, step)
     drawn: set[str] = set()
     for later in (s for s in run.sampled_steps() if s > step):

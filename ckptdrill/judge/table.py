@@ -391,9 +391,9 @@ def _phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
     them.
     """
     started = {f.rank: f.t for f in record.of("started")}
-    loads = {
-        rank: sum(f.data["took_s"] for f in record.of("load_end", rank)) for rank in record.ranks
-    }
+    loads = dict.fromkeys(record.ranks, 0)
+    for fact in record.of("load_end"):
+        loads[fact.rank] += fact.data["took_s"]
     first = {f.rank: f.t for f in reversed(record.of("batch"))}
     ready = [first[rank] - started[rank] for rank in first if rank in started]
     if not ready:

@@ -48,13 +48,17 @@ class Trajectory:
         """The last step that every rank completed: every fact says how far its rank had come."""
         reached: dict[int, int] = {}
         for fact in self.record.facts:
-            reached[fact.rank] = max(reached.get(fact.rank, 0), fact.step)
+            if fact.step >= reached.get(fact.rank, 0):
+                reached[fact.rank] = fact.step
         return self.offset + min(reached.values(), default=0)
 
     def lost(self, facts: Mapping[int, tuple[Fact, ...]], steps: Iterable[int]) -> str | None:
         """The first rank that left nothing in `facts` for one of `steps`, in words."""
         for step in steps:
-            silent = self.silent(facts.get(step, ()))
+            key = ("silent", id(facts), step)  # `facts` is of this trajectory and lives as long
+            if key not in self.derived:
+                self.derived[key] = self.silent(facts.get(step, ()))
+            silent = self.derived[key]
             if silent:
                 return f"rank {silent[0]} of {self.record.launch_id} lacks facts of step {step}"
         return None
@@ -80,16 +84,23 @@ class Trajectory:
         found: Mapping[int, tuple[Fact, ...]] = self.derived["kind", kind]
         return found
 
-    def sampled_steps(self) -> tuple[int, ...]:
-        """The completed steps at which the state was sampled at the first forward."""
+    @cached_property
+    def _sampled_steps(self) -> tuple[int, ...]:
         steps = {f.step + self.offset for f in self.record.of("state") if _moment(f) == "forward"}
         return tuple(sorted(steps))
 
+    def sampled_steps(self) -> tuple[int, ...]:
+        """The completed steps at which the state was sampled at the first forward."""
+        return self._sampled_steps
+
     def learning_rates(self, step: int) -> Mapping[int, tuple[JsonValue, ...]]:
         """Rank -> the LR of every group of every optimizer in the step that completed `step`."""
-        found: dict[int, tuple[JsonValue, ...]] = {}
-        for fact in self.stepped.get(step, ()):
-            found[fact.rank] = (*found.get(fact.rank, ()), *fact.data["lr"])
+        if ("lr", step) not in self.derived:
+            rates: dict[int, tuple[JsonValue, ...]] = {}
+            for fact in self.stepped.get(step, ()):
+                rates[fact.rank] = (*rates.get(fact.rank, ()), *fact.data["lr"])
+            self.derived["lr", step] = rates
+        found: Mapping[int, tuple[JsonValue, ...]] = self.derived["lr", step]
         return found
 
     def loss(self, step: int) -> float | None:
@@ -137,7 +148,7 @@ class Pair:
     restore_step: int
     window: int
 
-    @property
+    @cached_property
     def compared(self) -> tuple[int, ...]:
         """The completed steps after the restore that both runs reached."""
         last = min(
@@ -145,7 +156,7 @@ class Pair:
         )
         return tuple(range(self.restore_step + 1, last + 1))
 
-    @property
+    @cached_property
     def lost_steps(self) -> str | None:
         """Why the compared steps are not fully recorded, if they are not: a mean over some of the
         ranks is another number, not evidence of another training.
@@ -153,7 +164,7 @@ class Pair:
         runs = (self.reference, self.restored)
         return next((lost for r in runs if (lost := r.lost(r.stepped, self.compared))), None)
 
-    @property
+    @cached_property
     def lost_batches(self) -> str | None:
         """The same for the batches, of which a global step is the sum."""
         runs = (self.reference, self.restored)

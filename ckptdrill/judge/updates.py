@@ -152,7 +152,9 @@ def _in_columns(facts: Same) -> Vectors | None:
         return None
     sources = _sources(tuple((p.layout, w.layout) for p, w in parts))
     rows = [p.floats for p, _ in parts]
-    return sources and {
+    if sources is None:
+        return None
+    return {
         name: [sum(column) for column in zip(*(rows[f][a:b] for f, a, b in at), strict=True)]
         for name, at in sources.items()
     }

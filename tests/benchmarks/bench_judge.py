@@ -60,7 +60,9 @@ def layered(fact: Fact, layers: int, state: dict[str, Any]) -> Iterator[Fact]:
     data: dict[str, Any] = dict(fact.data)
     if fact.kind == "state":
         for part in WITH_NAMES:
-            data[part] = {f"layers.{n}.{k}": v for n in range(layers) for k, v in data[part].items()}
+            data[part] = {
+                f"layers.{n}.{k}": v for n in range(layers) for k, v in data[part].items()
+            }
         data["projections"] = {k: [float(x) for x in 4 * v] for k, v in data["projections"].items()}
         if data["at"] == "save":
             data["projections"] = {}
@@ -98,8 +100,9 @@ def lines(facts: Iterable[Fact]) -> bytes:
         for part in WITH_COLUMNS.get(fact.kind, ()):
             data[part] = columns.of(data[part])
         if fact.kind == "state":
-            data["groups"] = [[{**g, "members": columns.names(g["members"])} for g in gs]
-                              for gs in data["groups"]]
+            data["groups"] = [
+                [{**g, "members": columns.names(g["members"])} for g in gs] for gs in data["groups"]
+            ]
         write(fact.kind, **data)
     return "\n".join(found).encode() + b"\n"
 
@@ -193,7 +196,9 @@ def parse_all(run: RunFolder) -> int:
     paths = sorted(run.root.glob("launches/*/*.jsonl"))
     workers = len(os.sched_getaffinity(0))
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        return sum(pool.imap_unordered(parse, [paths[n : n + 512] for n in range(0, len(paths), 512)]))
+        return sum(
+            pool.imap_unordered(parse, [paths[n : n + 512] for n in range(0, len(paths), 512)])
+        )
 
 
 def main() -> None:

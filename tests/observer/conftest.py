@@ -34,7 +34,9 @@ class Observed:
     def facts(self, kind: str | None = None, rank: int = 0) -> list[dict[str, Any]]:
         """The facts of one rank, of one kind or all."""
         facts = read_facts(self.folder / f"rank{rank}.jsonl", "")
-        lines = [{"fact": f.kind, "rank": f.rank, "step": f.step, "t": f.t, **f.data} for f in facts]
+        lines = [
+            {"fact": f.kind, "rank": f.rank, "step": f.step, "t": f.t, **f.data} for f in facts
+        ]
         return [line for line in lines if kind in (None, line["fact"])]
 
     def column(self, kind: str, key: str, rank: int = 0) -> list[Any]:

@@ -81,9 +81,16 @@ def columnar(facts: Sequence[Fact], part: str) -> Mapping[str, Logical] | None:
     Leaves of which ranks hold different values are looked at one by one.
     """
     parts = [fact.data.get(part) for fact in facts]
-    columns = [each for each in parts if isinstance(each, Part)]
+    columns = tuple(each for each in parts if isinstance(each, Part))
     if not parts or len(columns) != len(parts):
         return None
+    return _added(tuple(fact.rank for fact in facts), columns)
+
+
+@lru_cache(maxsize=256)
+def _added(ranks: tuple[int, ...], columns: tuple[Part, ...]) -> Mapping[str, Logical] | None:
+    # Parts that are equal byte for byte are one object (ckptdrill/columns.py): a state that came
+    # back whole is added up once for all the launches that it came back in.
     scheme = lanes.scheme(tuple(each.layout for each in columns))
     if scheme is None:
         return None
@@ -92,15 +99,13 @@ def columnar(facts: Sequence[Fact], part: str) -> Mapping[str, Logical] | None:
         whole.name: Logical(whole.name, whole.dtype, whole.shape, digest, whole.complete)
         for whole, digest in zip(scheme.tensors, digests, strict=True)
     }
-    apart = [whole.name for whole, other in zip(scheme.tensors, differ, strict=True) if other]
-    for name in apart:
-        found[name] = _logical(
-            name, [(f.rank, _entry(c[name])) for f, c in zip(facts, columns, strict=True)]
-        )
+    held = list(zip(ranks, columns, strict=True))
+    for name in (w.name for w, other in zip(scheme.tensors, differ, strict=True) if other):
+        found[name] = _logical(name, [(rank, _entry(each[name])) for rank, each in held])
     equal = len({repr(each.plain) for each in columns}) == 1 and not columns[0].layout.has_lists
-    asked = list(zip(facts, columns, strict=True))[: 1 if equal else None]
+    asked = held[: 1 if equal else None]
     for name in columns[0].layout.others:
-        found[name] = _value(name, [(fact.rank, each[name]) for fact, each in asked])
+        found[name] = _value(name, [(rank, each[name]) for rank, each in asked])
     return found
 
 

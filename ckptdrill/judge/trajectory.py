@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
@@ -187,12 +187,28 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
     return max(steps, default=None)
 
 
+class _Record:
+    """A record as the key of a cache: the same object."""
+
+    def __init__(self, record: LaunchRecord) -> None:
+        self.record = record
+
+    def __hash__(self) -> int:
+        return id(self.record)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Record) and self.record is other.record
+
+
 def trajectory(record: LaunchRecord, offset: int) -> Trajectory:
     """The trajectory of a record, laid out once for all cells that share the launch."""
-    laid_out: Trajectory = record.derived.setdefault(
-        ("trajectory", offset), Trajectory(record, offset)
-    )
-    return laid_out
+    return _laid_out(_Record(record), offset)
+
+
+@lru_cache(maxsize=16)
+def _laid_out(key: _Record, offset: int) -> Trajectory:
+    # Not kept by the record itself, which it refers to: a circle is freed late, and these are big.
+    return Trajectory(key.record, offset)
 
 
 def _by_step(facts: Iterable[Fact], offset: int) -> Mapping[int, tuple[Fact, ...]]:

@@ -150,6 +150,11 @@ def _in_columns(facts: Same) -> Vectors | None:
     parts = [(p, w) for p, w in both if isinstance(p, Part) and isinstance(w, Part)]
     if not parts or len(parts) != len(both):
         return None
+    return _added(tuple(parts))
+
+
+@lru_cache(maxsize=64)
+def _added(parts: tuple[tuple[Part, Part], ...]) -> Vectors | None:
     sources = _sources(tuple((p.layout, w.layout) for p, w in parts))
     rows = [p.floats for p, _ in parts]
     if sources is None:

@@ -187,9 +187,9 @@ class Watch:
             projected=moment not in _NOT_TRAINING,
         )
         self.recorder.record("roots", **state.kinds(roots))
-        self.recorder.record(
-            "state", at=moment, **facts, took_s=round(time.perf_counter() - began, 6)
-        )
+        # The time first: behind it, a state that came back bit by bit has the same bytes.
+        took_s = round(time.perf_counter() - began, 6)
+        self.recorder.record("state", took_s=took_s, at=moment, **facts)
         held = roots.generators(state.is_generator)
         known = {id(generator) for generator in held.values()}
         framed = program.generators(sys._getframe(), state.is_generator)

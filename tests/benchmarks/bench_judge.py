@@ -1,12 +1,13 @@
 """How long judging takes: `python tests/benchmarks/bench_judge.py [cells] [ranks] [layers]`.
 
-A thousand stored cells of 64 ranks should take under ten seconds, so that judging a stored run
-again is a matter of course. Built first, and not timed: a run folder as the observer and the
-schedule leave it, with one source, its repeat, a baseline, a control for each of three targets, and
-for every cell a restore launch of its own with a fact file for every rank. As in a run, restores
-of one target differ in times and process ids and otherwise record the same; one in ten comes back
-with a tensor that differs on one rank. A rank records what the reference job records: 3 x `layers`
-parameters with their moments, seven sampled states, what was loaded and what was saved.
+A thousand stored cells of 64 ranks should take under ten seconds on two idle cores, so that judging
+a stored run again is a matter of course. Built first, and not timed: a run folder as the observer
+and the schedule leave it, with one source, its repeat, a baseline, a control for each of three
+targets, and for every cell a restore launch of its own with a fact file for every rank. As in the
+run of a job that repeats itself bit by bit, restores of one target differ in times and paths and
+otherwise record the same; one in ten comes back with a tensor that differs on one rank. A rank
+records what the reference job records: 3 x `layers` parameters with their moments, the sampled
+states, what was loaded and what was saved.
 
 Timed: `judge_run`, which reads every fact file, judges, and writes every verdict. Beside it stands
 the floor, measured in the same run: as many processes that only read and parse the same files.
@@ -35,8 +36,8 @@ from ckptdrill.judging import judge_run
 from ckptdrill.model import Fact, LaunchRecord, Plan, to_json
 from ckptdrill.observer.columns import Columns
 from ckptdrill.store import RunFolder, write_json
-from tests.judge.history import ENDED_WELL, History, healthy
-from tests.judge.training import Training
+from tests.judge.history import ENDED_WELL, RESTORE_STEP, SAVES, History, healthy
+from tests.judge.training import PARAMETERS, Training
 from tests.test_judging import matrix
 
 TARGET_S = 10.0
@@ -97,6 +98,8 @@ def lines(facts: Iterable[Fact]) -> bytes:
     for fact in facts:
         head = {"t": TIME + fact.t, "rank": fact.rank, "step": fact.step}
         data: dict[str, Any] = dict(fact.data)
+        if fact.kind == "state":
+            data = {"took_s": data.pop("took_s"), **data}
         for part in WITH_COLUMNS.get(fact.kind, ()):
             data[part] = columns.of(data[part])
         if fact.kind == "state":
@@ -111,7 +114,7 @@ def files(record: LaunchRecord, layers: int) -> list[bytes]:
     """The fact file of every rank of a launch."""
     found = []
     for rank in range(record.world_size):
-        mine = [fact for fact in record.facts if fact.rank == rank]
+        mine = [fact for fact in record.facts if fact.rank == rank and not _unsampled(fact, record)]
         first = next(fact for fact in mine if fact.kind == "state")
         state: dict[str, Any] = {}
         list(layered(first, layers, state))  # what a load gives back is there before any sample
@@ -119,11 +122,20 @@ def files(record: LaunchRecord, layers: int) -> list[bytes]:
     return found
 
 
+def _unsampled(fact: Fact, record: LaunchRecord) -> bool:
+    """A restored run shows its state before and after its first update, and around saves."""
+    local = {0, 1} | {step + n - RESTORE_STEP for step in SAVES for n in (0, 1)}
+    restored = record.launch_id.startswith("restore")
+    return restored and fact.kind in ("state", "rng", "roots") and fact.step not in local
+
+
 # ------------------------------------------------------------------ the run folder
 
 
 def build(run: RunFolder, cells: int, ranks: int, layers: int) -> tuple[Plan, ...]:
     """Write a run of that many cells, its targets in turn, every tenth restore with a defect."""
+    # Every rank holds a part of every parameter, in each of the layouts.
+    PARAMETERS.update(dict.fromkeys(PARAMETERS, (2 * ranks, 2)))
     targets = (f"fsdp{ranks}", f"ddp2fsdp{ranks // 2}", f"fsdp{ranks // 2}tp2")
     job = Training(global_batch=ranks)
     histories = [healthy(targets[0], target, job=job) for target in targets]
@@ -139,12 +151,21 @@ def build(run: RunFolder, cells: int, ranks: int, layers: int) -> tuple[Plan, ..
         target = number % len(targets)
         plan = _plan(histories[target], f"{targets[target]}.{number:04d}")
         template = restores[target][number % 10 == 9]
-        stamp = str(TIME // 10_000 + 1 + number).encode()
-        contents = [each.replace(str(TIME // 10_000).encode(), stamp) for each in template]
-        write_launch(run, plan.restore.id, contents)
+        own = (
+            (str(TIME // 10_000), str(TIME // 10_000 + 1 + number)),
+            ('"took_s":0.01', f'"took_s":0.01{number:04d}'),
+            (histories[target].id("restore"), plan.restore.id),
+        )
+        write_launch(run, plan.restore.id, [_replaced(each, own) for each in template])
         write_json(run.cell(plan.cell.id) / "plan.json", to_json(plan))
         plans.append(plan)
     return tuple(plans)
+
+
+def _replaced(content: bytes, pairs: Iterable[tuple[str, str]]) -> bytes:
+    for old, new in pairs:
+        content = content.replace(old.encode(), new.encode())
+    return content
 
 
 def write_launch(run: RunFolder, name: str, contents: list[bytes]) -> None:

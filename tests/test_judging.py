@@ -225,3 +225,17 @@ def test_arguments_that_only_a_resumed_run_gets_are_known_to_the_judge(tmp_path:
     verdict = judge_run(run, matrix(resume_args), plans)[0]
     row = next(check for check in verdict.checks if check.item is Item.CONFIGURATION)
     assert row.subjects == ("--dropout 0.3", "--strict")
+
+
+@pytest.mark.e2e
+def test_cells_divided_among_processes_get_the_same_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [named(healthy("fsdp2", "ddp1"), f"cell-{n}") for n in range(5)]
+    run, plans = on_disk(tmp_path, BASELINE, *cells)
+    alone = judge_run(run, matrix(), plans)
+    written = [read_json(run.cell(plan.cell.id) / "verdict.json") for plan in plans]
+    monkeypatch.setattr("ckptdrill.judging._FILES_WORTH_A_PROCESS", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    assert judge_run(run, matrix(), plans) == alone
+    assert [read_json(run.cell(plan.cell.id) / "verdict.json") for plan in plans] == written

@@ -1,0 +1,117 @@
+"""What the observer writes in columns is read back leaf by leaf as it was, or not at all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptdrill.columns import Part
+from ckptdrill.model import Fact
+from ckptdrill.observer.columns import Columns
+from ckptdrill.store import read_facts
+
+DIGEST = "0123456789abcdef" * 2
+ENTRY = ["float32", [4, 2], [2, 0], [2, 2], DIGEST]
+LEAVES: dict[str, Any] = {
+    "whole": ["bfloat16", [], [], [], DIGEST[::-1]],
+    "shard": ENTRY,
+    "strided": ["float32", [8], [[[0, 2], [4, 2]]], [4], DIGEST],
+    "saved": {"entry": ENTRY, "projection": [1.5, -0.1, 1e-300]},
+    "bare": {"entry": ENTRY},
+    "step": 5.0,
+    "seed": 2**127 + 1,
+    "betas": [0.9, 0.95],
+    "mixed": [1, 0.5],
+    "name ü": "text",
+    "not digested": "<not digested: meta>",
+    "nothing": None,
+}
+
+
+def written(*states: dict[str, Any], kind: str = "inventory", part: str = "leaves") -> list[str]:
+    """The lines of these states, in columns, in the order of one file."""
+    lines: list[str] = []
+
+    def write(fact: str, **data: Any) -> None:
+        line = {"fact": fact, "t": 1.5, "rank": 0, "step": len(lines), **data}
+        lines.append(json.dumps(line, separators=(",", ":")))
+
+    columns = Columns(write)
+    for leaves in states:
+        write(kind, at="save", **{part: columns.of(leaves)})
+    return lines
+
+
+def read(folder: Path, lines: list[str]) -> list[Fact]:
+    path = folder / "rank0.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return list(read_facts(path, "rank0.jsonl"))
+
+
+def test_every_leaf_comes_back_as_it_was(tmp_path: Path) -> None:
+    (fact,) = read(tmp_path, written(LEAVES))
+    assert isinstance(fact.data["leaves"], Part)
+    assert dict(fact.data["leaves"]) == LEAVES
+    assert {k: type(v) for k, v in fact.data["leaves"].items()} == {
+        k: type(v) for k, v in LEAVES.items()
+    }
+    assert (fact.kind, fact.t, fact.rank, fact.data["at"]) == ("inventory", 1.5, 0, "save")
+
+
+def test_an_empty_part_is_no_columns(tmp_path: Path) -> None:
+    assert read(tmp_path, written({}))[0].data["leaves"] == {}
+
+
+def test_a_part_that_stays_is_told_once(tmp_path: Path) -> None:
+    lines = written(LEAVES, LEAVES, {**LEAVES, "step": 6.0})
+    assert [json.loads(line)["fact"] for line in lines].count("layout") == 1
+    assert len(lines[2]) < len(lines[1]) / 2
+    facts = read(tmp_path, lines)
+    assert [fact.data["leaves"]["step"] for fact in facts] == [5.0, 5.0, 6.0]
+    assert [fact.line for fact in facts] == [2, 3, 4]
+
+
+def test_what_rests_on_a_lost_line_is_lost(tmp_path: Path) -> None:
+    layout, first, again = written(LEAVES, LEAVES)
+    assert read(tmp_path, [first, again]) == []
+    assert read(tmp_path, [layout[:-9], first, again]) == []
+    assert read(tmp_path, [layout, first[:-9], again]) == []
+    assert len(read(tmp_path, [layout, first, again])) == 2
+
+
+@pytest.mark.parametrize(("old", "new"), [(DIGEST, DIGEST[1:]), (",[5.0,", ",["), ("=", "")])
+def test_columns_that_do_not_fit_their_layout_are_unreadable(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    layout, fact = written(LEAVES)
+    assert old in fact
+    assert read(tmp_path, [layout, fact.replace(old, new, 1)]) == []
+
+
+def test_the_members_of_groups_are_names(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def write(fact: str, **data: Any) -> None:
+        lines.append(json.dumps({"fact": fact, "t": 0, "rank": 0, "step": 0, **data}))
+
+    members = Columns(write).names(["a", "b"])
+    write("state", groups=[[{"members": members, "hyper": {"lr": 0.1}}]])
+    compact = [json.dumps(json.loads(line), separators=(",", ":")) for line in lines]
+    (fact,) = read(tmp_path, compact)
+    assert fact.data["groups"] == [[{"members": ["a", "b"], "hyper": {"lr": 0.1}}]]
+
+
+def test_facts_leaf_by_leaf_are_read_as_ever(tmp_path: Path) -> None:
+    line = {
+        "fact": "inventory",
+        "t": 1.0,
+        "rank": 3,
+        "step": 2,
+        "leaves": LEAVES,
+        "x": float("nan"),
+    }
+    (fact,) = read(tmp_path, [json.dumps(line)])
+    assert fact.data["leaves"] == LEAVES
+    assert fact.data["x"] != fact.data["x"]
+    assert (fact.rank, fact.step) == (3, 2)

@@ -205,14 +205,10 @@ def _filler(setting: Setting, launch: Launch) -> Callable[[str, str], str]:
 
 
 def _sampled(setting: Setting, launch: Launch, offset: int) -> list[int]:
-    """Steps, in the job's count, at which the state is recorded: the saves, and the whole window of
-    a run that others are held against; a restored run shows what it has before and after its first
-    update.
-    """
+    """Steps, in the job's count, at which the state is recorded: the saves and the whole window."""
     job = setting.matrix.job
     begin = launch.restores.step if launch.restores else job.restore_step
-    steps = 1 if launch.restores else job.window
-    wanted = {*job.saves, job.restore_step, *range(begin, begin + steps + 1)}
+    wanted = {*job.saves, job.restore_step, *range(begin, begin + job.window + 1)}
     wanted |= {step + 1 for step in job.saves}  # any save may be restored: its first update, too
     return sorted(step for step in wanted if offset <= step <= launch.stop_step)
 

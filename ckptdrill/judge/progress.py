@@ -162,6 +162,8 @@ def _other_rate(
 
 
 def _close(a: Sequence[JsonValue], b: Sequence[JsonValue]) -> bool:
+    if a == b:  # nearly always, and asked for every rank and step
+        return True
     return len(a) == len(b) and all(
         abs(x - y) <= LR_TOLERANCE * max(abs(x), abs(y))
         if isinstance(x, (int, float)) and isinstance(y, (int, float))

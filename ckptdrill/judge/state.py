@@ -59,7 +59,10 @@ def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
 
     An optimizer that was replaced by another may still be alive, because a scheduler holds it.
     """
-    stepping = sorted({f.data["optimizer"] for f in run.record.of("stepped")})
+    if "stepping" not in run.derived:
+        optimizers = {f.data["optimizer"] for f in run.record.of("stepped")}
+        run.derived["stepping"] = sorted(optimizers)
+    stepping: list[int] = run.derived["stepping"]
     known = range(max((len(f.data["groups"]) for f in facts), default=0))
     if not stepping or list(known) == stepping or not set(stepping) <= set(known):
         return facts

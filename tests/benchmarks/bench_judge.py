@@ -6,7 +6,7 @@ and the schedule leave it, with one source, its repeat, a baseline, a control fo
 targets, and for every cell a restore launch of its own with a fact file for every rank. As in the
 run of a job that repeats itself bit by bit, restores of one target differ in times and paths and
 otherwise record the same; one in ten comes back with a tensor that differs on one rank. A rank
-records what the reference job records: 3 x `layers` parameters with their moments, the sampled
+records what the reference job records: 3 x `layers` parameters with their moments, seven sampled
 states, what was loaded and what was saved.
 
 Timed: `judge_run`, which reads every fact file, judges, and writes every verdict. Beside it stands
@@ -36,7 +36,7 @@ from ckptdrill.judging import judge_run
 from ckptdrill.model import Fact, LaunchRecord, Plan, to_json
 from ckptdrill.observer.columns import Columns
 from ckptdrill.store import RunFolder, write_json
-from tests.judge.history import ENDED_WELL, RESTORE_STEP, SAVES, History, healthy
+from tests.judge.history import ENDED_WELL, History, healthy
 from tests.judge.training import PARAMETERS, Training
 from tests.test_judging import matrix
 
@@ -114,19 +114,12 @@ def files(record: LaunchRecord, layers: int) -> list[bytes]:
     """The fact file of every rank of a launch."""
     found = []
     for rank in range(record.world_size):
-        mine = [fact for fact in record.facts if fact.rank == rank and not _unsampled(fact, record)]
+        mine = [fact for fact in record.facts if fact.rank == rank]
         first = next(fact for fact in mine if fact.kind == "state")
         state: dict[str, Any] = {}
         list(layered(first, layers, state))  # what a load gives back is there before any sample
         found.append(lines(each for fact in mine for each in layered(fact, layers, state)))
     return found
-
-
-def _unsampled(fact: Fact, record: LaunchRecord) -> bool:
-    """A restored run shows its state before and after its first update, and around saves."""
-    local = {0, 1} | {step + n - RESTORE_STEP for step in SAVES for n in (0, 1)}
-    restored = record.launch_id.startswith("restore")
-    return restored and fact.kind in ("state", "rng", "roots") and fact.step not in local
 
 
 # ------------------------------------------------------------------ the run folder

@@ -25,6 +25,8 @@ _LAYOUTS = 16_384
 # Lines kept: those of a few topologies. Long ones, of large models, would fill the memory.
 _LINES = 32_768
 _LONG_LINE_BYTES = 16_384
+# Kinds that launches of one topology have in common; others name paths, which are their own.
+_SAID_AGAIN = frozenset({"batch", "restored", "rng", "roots", "state", "stepped"})
 _decode = msgspec.json.Decoder().decode
 # Where facts have columns, by their kind.
 _WITH_COLUMNS = {
@@ -169,7 +171,8 @@ class Reader:
         Raises KeyError when a layout or part that it names was lost, ValueError when it is not JSON
         or columns do not fit their layout: such a fact is as unreadable as a torn line.
         """
-        line = (_line if len(rest) <= _LONG_LINE_BYTES else _line.__wrapped__)(kind, rest)
+        again = kind in _SAID_AGAIN and len(rest) <= _LONG_LINE_BYTES
+        line = (_line if again else _line.__wrapped__)(kind, rest)
         if not line.layouts and not line.parts:
             return line.data
         rests_on = (

@@ -20,7 +20,7 @@ from ckptdrill import columns
 from ckptdrill.errors import UserError
 from ckptdrill.model import Fact, LaunchRecord
 
-RUN_FORMAT_VERSION = 1
+RUN_FORMAT_VERSION = 2  # 1 told the facts of tensors leaf by leaf; such runs are read as ever
 MANIFEST_NAME = "manifest-sha256.txt"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,120}")
 # Scratch of running launches, and the checkpoints under drill: never evidence, never listed.

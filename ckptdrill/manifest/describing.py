@@ -1,0 +1,246 @@
+"""Makes the manifest of a checkpoint: what its files say, and what its owner adds.
+
+First everything in it is listed, and what no manifest can vouch for is refused: a save that never
+finished, a pipe, a link that leads out. Then its tensors are read by their format without executing
+anything, all files are hashed, and the listing is compared with a second one: a checkpoint that was
+written to meanwhile has no manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ckptdrill import formats
+from ckptdrill.errors import ExitCode, UserError
+from ckptdrill.formats.layout import TensorMeta
+from ckptdrill.manifest import sidecar
+from ckptdrill.manifest.files import (
+    Digest,
+    Listing,
+    base,
+    digests,
+    fsync_all,
+    link_escapes,
+    listing,
+)
+from ckptdrill.manifest.markers import marker_of, unfinished
+from ckptdrill.manifest.record import (
+    CommitMarker,
+    Facts,
+    FileRecord,
+    LinkRecord,
+    Manifest,
+    Status,
+    printable,
+    unknown_fields,
+)
+from ckptdrill.manifest.times import utc, utc_of_ns
+
+# Hugging Face's log history grows with the run; what is looked for stands in files of megabytes.
+_MAX_TRAINER_STATE_BYTES = 64 << 20
+
+
+def describe(
+    checkpoint: Path,
+    facts: Facts | None = None,
+    *,
+    status: Status = Status.COMMITTED,
+    workers: int | None = None,
+) -> Manifest:
+    """The manifest of `checkpoint` (a folder or one file), which is only read.
+
+    `facts` are what the files cannot tell; `workers` files are hashed at a time, default one per
+    core. Nothing is written: `commit` and `write` do that. Raises UserError (exit code 1) when the
+    checkpoint was never committed by its writer, holds something that is no file, or is being
+    written to.
+    """
+    checkpoint = existing(checkpoint)
+    found = _described(checkpoint)
+    names = set(found.files)
+    hashed = _hashed(checkpoint, found, workers)
+    marker = marker_of(names) if checkpoint.is_dir() else None
+    _refuse_changed(checkpoint, found)
+    form, keys, shapes = _tensors(checkpoint)
+    owned = _with_step(facts or Facts(), checkpoint)
+    files = tuple(
+        FileRecord(path=path, bytes=hashed[path].stamp.size_bytes, sha256=hashed[path].sha256)
+        for path in sorted(names)
+    )
+    manifest = Manifest(
+        **{name: getattr(owned, name) for name in Facts.model_fields},
+        status=status,
+        format=form,
+        commit_marker=None if marker is None else _marker(marker, hashed[marker]),
+        state_keys_sha256=keys,
+        shapes_sha256=shapes,
+        files=files,
+        links=tuple(LinkRecord(path=p, target=t) for p, t in sorted(found.links.items())),
+    )
+    return finished(manifest)
+
+
+def finished(manifest: Manifest) -> Manifest:
+    """`manifest` with its identifier and the names of its gaps filled in.
+
+    An identifier that was not given is that of the content: `sha256:` and the digest of the lines
+    that `sha256sum` would print for the files.
+    """
+    identifier = manifest.checkpoint_id or _identifier(manifest.files)
+    filled = manifest.model_copy(update={"checkpoint_id": identifier})
+    return filled.model_copy(update={"unknown": unknown_fields(filled)})
+
+
+def commit(checkpoint: Path, manifest: Manifest) -> Manifest:
+    """Make every file of `checkpoint` durable, and then the manifest that says so; returns it.
+
+    Its status becomes committed, its `storage.durable_commit_time_utc` the time after the last
+    fsync of data. Raises UserError when something cannot be made durable.
+    """
+    checkpoint = existing(checkpoint)
+    try:
+        fsync_all(checkpoint, listing(checkpoint))
+    except OSError as error:
+        what = f"cannot make it durable: {error.strerror or error}"
+        raise UserError(what, where=str(checkpoint), hint="look at the storage") from error
+    durable = {"durable_commit_time_utc": utc(datetime.now(UTC))}
+    storage = manifest.storage.model_copy(update=durable)
+    update = {"storage": storage, "status": Status.COMMITTED}
+    committed = finished(manifest.model_copy(update=update))
+    sidecar.write(sidecar.path_of(checkpoint), committed)
+    return committed
+
+
+def existing(checkpoint: Path) -> Path:
+    """The real path of a checkpoint that somebody named.
+
+    Raises UserError when there is nothing, or neither a folder nor a regular file.
+    """
+    try:
+        path = checkpoint.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"no checkpoint at {checkpoint}", hint="name a folder or a file") from error
+    if not path.is_dir() and not path.is_file():
+        raise UserError(f"{checkpoint} is neither a folder nor a regular file")
+    return path
+
+
+# --------------------------------------------------------------------------------------------------
+# What is refused
+
+
+def _invalid(what: str, checkpoint: Path, hint: str) -> UserError:
+    return UserError(what, where=str(checkpoint), hint=hint, code=ExitCode.UNSUPPORTED)
+
+
+def _described(checkpoint: Path) -> Listing:
+    """The listing of a checkpoint that a manifest can describe, without the manifest itself."""
+    found = sidecar.without_manifest(checkpoint, listing(checkpoint))
+    why = unfinished(checkpoint.name, found.files)
+    if why is not None:
+        raise _invalid(why, checkpoint, "wait for its writer, or save again: it is no checkpoint")
+    if found.others:
+        what = f"{printable(found.others[0])} is neither a file nor a folder"
+        raise _invalid(what, checkpoint, "remove it; a manifest cannot vouch for it")
+    for path, target in sorted(found.links.items()):
+        if link_escapes(path, target):
+            what = f"the link {printable(path)} leads out of the checkpoint"
+            raise _invalid(what, checkpoint, "copy the checkpoint as a whole: cp -rL")
+    for folder, reason in sorted(found.unreadable.items()):
+        raise _invalid(f"cannot list {printable(folder)}: {reason}", checkpoint, "read it as owner")
+    for path in (*found.files, *found.links):
+        _refuse_unprintable(path, checkpoint)
+    if not found.files:
+        raise _invalid("there is no file in it", checkpoint, "name the folder of one checkpoint")
+    return found
+
+
+def _refuse_unprintable(path: str, checkpoint: Path) -> None:
+    if not path.isprintable():
+        what = f"the name {printable(path)} cannot be written down"
+        raise _invalid(what, checkpoint, "rename it: UTF-8, no control characters")
+
+
+def _hashed(checkpoint: Path, found: Listing, workers: int | None) -> dict[str, Digest]:
+    sizes = {path: stamp.size_bytes for path, stamp in found.files.items()}
+    hashed: dict[str, Digest] = {}
+    for path, result in digests(base(checkpoint), sizes, workers=workers).items():
+        if not isinstance(result, Digest):
+            raise _invalid(str(result), checkpoint, "run it again once nothing writes there")
+        hashed[path] = result
+    return hashed
+
+
+def _refuse_changed(checkpoint: Path, before: Listing) -> None:
+    after = sidecar.without_manifest(checkpoint, listing(checkpoint))
+    changed = {path for path, _ in before.files.items() ^ after.files.items()}
+    changed |= {path for path, _ in set(before.links.items()) ^ set(after.links.items())}
+    if changed:
+        what = f"{printable(min(changed))} changed while the checkpoint was hashed"
+        raise _invalid(what, checkpoint, "run it again once nothing writes there")
+
+
+# --------------------------------------------------------------------------------------------------
+# What the files tell
+
+
+def _marker(path: str, hashed: Digest) -> CommitMarker:
+    time = utc_of_ns(hashed.stamp.modified_ns)
+    return CommitMarker(file=path, sha256=hashed.sha256, modified_time_utc=time)
+
+
+def _tensors(checkpoint: Path) -> tuple[str | None, str | None, str | None]:
+    """(format, digest of the keys, digest of the shapes); Nones for what cannot be read."""
+    form = formats.recognise(checkpoint)
+    try:
+        listed = formats.tensors(checkpoint)
+    except UserError:
+        return form, None, None
+    return form, _sha256(sorted(listed)), _sha256(_shape_lines(listed))
+
+
+def _shape_lines(listed: Mapping[str, TensorMeta]) -> Iterable[str]:
+    for key in sorted(listed):
+        tensor = listed[key]
+        yield f"{key}\t{tensor.dtype}\t{'x'.join(map(str, tensor.shape))}"
+
+
+def _sha256(lines: Iterable[str]) -> str:
+    return hashlib.sha256(
+        "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+    ).hexdigest()
+
+
+def _identifier(files: Iterable[FileRecord]) -> str:
+    return f"sha256:{_sha256(f'{file.sha256}  {file.path}' for file in files)}"
+
+
+def _with_step(facts: Facts, checkpoint: Path) -> Facts:
+    """`facts` with the step that Hugging Face's Trainer wrote down beside its tensors.
+
+    Raises UserError when the owner names another one.
+    """
+    recorded = _trainer_step(checkpoint / "trainer_state.json")
+    if recorded is None or facts.completed_step == recorded:
+        return facts
+    if facts.completed_step is not None:
+        what = f"step {facts.completed_step} was given, trainer_state.json says {recorded}"
+        raise UserError(what, where=str(checkpoint), hint="leave the step out, or mend it")
+    return facts.model_copy(update={"completed_step": recorded})
+
+
+def _trainer_step(path: Path) -> int | None:
+    try:
+        if path.is_symlink() or not path.is_file():
+            return None
+        if path.stat().st_size > _MAX_TRAINER_STATE_BYTES:
+            return None
+        value: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    step = value.get("global_step") if isinstance(value, dict) else None
+    return step if type(step) is int and step >= 0 else None

@@ -16,6 +16,7 @@ from ckptdrill.manifest.record import (
     ProblemKind,
     Status,
 )
+from ckptdrill.manifest.selecting import Generation, Pointer, Pointing, Selection, Standing, select
 from ckptdrill.manifest.sidecar import path_of, read, write
 from ckptdrill.manifest.verifying import Audit, Sample, audit, check, verify
 
@@ -23,10 +24,15 @@ __all__ = [
     "MANIFEST_VERSION",
     "Audit",
     "Facts",
+    "Generation",
     "Manifest",
+    "Pointer",
+    "Pointing",
     "Problem",
     "ProblemKind",
     "Sample",
+    "Selection",
+    "Standing",
     "Status",
     "audit",
     "check",
@@ -34,6 +40,7 @@ __all__ = [
     "describe",
     "path_of",
     "read",
+    "select",
     "verify",
     "write",
 ]

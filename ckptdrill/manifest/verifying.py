@@ -240,7 +240,7 @@ def _of_marker(
     same = isinstance(result, Digest) and result.sha256 == marker.sha256
     if marker.sha256 is None:
         yield Problem(ProblemKind.CHECKSUM_ABSENT, marker.file, "no checksum of the marker")
-    elif not same:
+    elif not same and not isinstance(result, Problem):
         yield Problem(ProblemKind.MARKER_DIFFERS, marker.file, "other bytes than recorded")
     recorded_ns = ns_of_utc(marker.modified_time_utc)
     if not times_kept or recorded_ns is None:

@@ -9,31 +9,16 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from ckptdrill import __version__
+from ckptdrill import __version__, manifest_cli
 from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, UserError
-
-
-def _lines(title: str, lines: Iterable[str]) -> str:
-    """A block of an epilog that keeps its lines: a backspace in front stops the re-wrapping."""
-    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
-
-
-def _codes(meanings: Mapping[ExitCode, str]) -> str:
-    return _lines("Exit codes:", (f"{code.value:>2}  {text}" for code, text in meanings.items()))
-
-
-def _page(needs: str, prints: str, codes: Mapping[ExitCode, str], *examples: str) -> str:
-    """The lower part of the help of one verb."""
-    both = (f"Needs: {needs}", f"Prints: {prints}")
-    return "\n\n".join([*both, _codes(codes), _lines("Example:", examples)])
-
+from ckptdrill.manual import codes as _codes
+from ckptdrill.manual import page as _page
 
 _OF_VERDICTS = dict(EXIT_CODE_MEANING)
 _OF_A_QUESTION = {
@@ -254,6 +239,9 @@ def schema() -> None:
     from ckptdrill import matrix
 
     print(json.dumps(matrix.json_schema(), indent=2))  # noqa: T201 - the output of the verb
+
+
+app.add_typer(manifest_cli.app, name="manifest")
 
 
 @app.callback(invoke_without_command=True)

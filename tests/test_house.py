@@ -23,7 +23,7 @@ MAX_FUNCTION_LINES = 70
 ORDER = (
     ("__init__",),
     ("observer",),
-    ("errors", "probe", "resources", "spelling"),
+    ("errors", "manual", "probe", "resources", "spelling"),
     ("model",),
     ("columns",),
     ("claims", "reasons", "store"),
@@ -45,7 +45,8 @@ ORDER = (
     ("judge",),
     ("judging",),
     ("documentation", "packet"),
-    ("verbs",),
+    ("manifest_verbs", "verbs"),
+    ("manifest_cli",),
     ("cli",),
     ("__main__",),
 )

@@ -8,6 +8,7 @@ so that no reader ever sees half of it. Only `commit`, `write` and `publish` wri
 from __future__ import annotations
 
 from ckptdrill.manifest.describing import commit, describe
+from ckptdrill.manifest.publishing import Published, publish
 from ckptdrill.manifest.record import (
     MANIFEST_VERSION,
     Facts,
@@ -30,6 +31,7 @@ __all__ = [
     "Pointing",
     "Problem",
     "ProblemKind",
+    "Published",
     "Sample",
     "Selection",
     "Standing",
@@ -39,6 +41,7 @@ __all__ = [
     "commit",
     "describe",
     "path_of",
+    "publish",
     "read",
     "select",
     "verify",

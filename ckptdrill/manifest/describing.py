@@ -17,6 +17,7 @@ from typing import Any
 
 from ckptdrill import formats
 from ckptdrill.errors import ExitCode, UserError
+from ckptdrill.formats import dcp
 from ckptdrill.formats.layout import TensorMeta
 from ckptdrill.manifest import sidecar
 from ckptdrill.manifest.files import (
@@ -35,6 +36,7 @@ from ckptdrill.manifest.record import (
     FileRecord,
     LinkRecord,
     Manifest,
+    ProblemError,
     Status,
     printable,
     unknown_fields,
@@ -56,28 +58,29 @@ def describe(
 
     `facts` are what the files cannot tell; `workers` files are hashed at a time, default one per
     core. Nothing is written: `commit` and `write` do that. Raises UserError (exit code 1) when the
-    checkpoint was never committed by its writer, holds something that is no file, or is being
-    written to.
+    checkpoint was never committed by its writer, lacks a file that its own index names, holds
+    something that is no file, or is being written to. With `status` in progress it may have the
+    name of one in progress.
     """
     checkpoint = existing(checkpoint)
-    found = _described(checkpoint)
-    names = set(found.files)
+    found = _described(checkpoint, staged=status is Status.IN_PROGRESS)
+    form, listed = formats.recognise(checkpoint), _tensors(checkpoint)
+    _refuse_gaps(checkpoint, found, listed or {})
     hashed = _hashed(checkpoint, found, workers)
-    marker = marker_of(names) if checkpoint.is_dir() else None
     _refuse_changed(checkpoint, found)
-    form, keys, shapes = _tensors(checkpoint)
+    marker = marker_of(found.files) if checkpoint.is_dir() else None
     owned = _with_step(facts or Facts(), checkpoint)
     files = tuple(
         FileRecord(path=path, bytes=hashed[path].stamp.size_bytes, sha256=hashed[path].sha256)
-        for path in sorted(names)
+        for path in sorted(found.files)
     )
     manifest = Manifest(
         **{name: getattr(owned, name) for name in Facts.model_fields},
         status=status,
         format=form,
         commit_marker=None if marker is None else _marker(marker, hashed[marker]),
-        state_keys_sha256=keys,
-        shapes_sha256=shapes,
+        state_keys_sha256=None if listed is None else _sha256(sorted(listed)),
+        shapes_sha256=None if listed is None else _sha256(_shape_lines(listed)),
         files=files,
         links=tuple(LinkRecord(path=p, target=t) for p, t in sorted(found.links.items())),
     )
@@ -107,6 +110,8 @@ def commit(checkpoint: Path, manifest: Manifest) -> Manifest:
     except OSError as error:
         what = f"cannot make it durable: {error.strerror or error}"
         raise UserError(what, where=str(checkpoint), hint="look at the storage") from error
+    except ProblemError as error:
+        raise _invalid(str(error.problem), checkpoint, "something writes there") from error
     durable = {"durable_commit_time_utc": utc(datetime.now(UTC))}
     storage = manifest.storage.model_copy(update=durable)
     update = {"storage": storage, "status": Status.COMMITTED}
@@ -137,10 +142,10 @@ def _invalid(what: str, checkpoint: Path, hint: str) -> UserError:
     return UserError(what, where=str(checkpoint), hint=hint, code=ExitCode.UNSUPPORTED)
 
 
-def _described(checkpoint: Path) -> Listing:
+def _described(checkpoint: Path, *, staged: bool) -> Listing:
     """The listing of a checkpoint that a manifest can describe, without the manifest itself."""
     found = sidecar.without_manifest(checkpoint, listing(checkpoint))
-    why = unfinished(checkpoint.name, found.files)
+    why = unfinished("" if staged else checkpoint.name, found.files)
     if why is not None:
         raise _invalid(why, checkpoint, "wait for its writer, or save again: it is no checkpoint")
     if found.others:
@@ -163,6 +168,29 @@ def _refuse_unprintable(path: str, checkpoint: Path) -> None:
     if not path.isprintable():
         what = f"the name {printable(path)} cannot be written down"
         raise _invalid(what, checkpoint, "rename it: UTF-8, no control characters")
+
+
+def _refuse_gaps(checkpoint: Path, found: Listing, tensors: Mapping[str, TensorMeta]) -> None:
+    """Every file that the checkpoint's own index names is there, and long enough."""
+    for path in _indexed(checkpoint):
+        if path not in found.files and path not in found.links:
+            what = f"{printable(path)} is missing: the checkpoint's own index names it"
+            raise _invalid(what, checkpoint, "save again: this one is not whole")
+    for key, tensor in tensors.items():
+        for chunk in tensor.chunks:
+            stamp = found.files.get(chunk.file)
+            end = chunk.offset_bytes + chunk.length_bytes
+            if stamp is not None and stamp.size_bytes < end:
+                what = f"{chunk.file} ends before {printable(key)}, which reaches to byte {end}"
+                raise _invalid(what, checkpoint, "save again: this one is not whole")
+
+
+def _indexed(checkpoint: Path) -> Iterable[str]:
+    """The files that the indexes of DCP in a folder name, relative to the checkpoint."""
+    for form, part in formats.parts(checkpoint):
+        if form == formats.DCP:
+            for file in dcp.read(part).files:
+                yield (part / file).relative_to(checkpoint).as_posix()
 
 
 def _hashed(checkpoint: Path, found: Listing, workers: int | None) -> dict[str, Digest]:
@@ -193,14 +221,12 @@ def _marker(path: str, hashed: Digest) -> CommitMarker:
     return CommitMarker(file=path, sha256=hashed.sha256, modified_time_utc=time)
 
 
-def _tensors(checkpoint: Path) -> tuple[str | None, str | None, str | None]:
-    """(format, digest of the keys, digest of the shapes); Nones for what cannot be read."""
-    form = formats.recognise(checkpoint)
+def _tensors(checkpoint: Path) -> Mapping[str, TensorMeta] | None:
+    """The tensors by key, None where they cannot be read without executing something."""
     try:
-        listed = formats.tensors(checkpoint)
+        return formats.tensors(checkpoint)
     except UserError:
-        return form, None, None
-    return form, _sha256(sorted(listed)), _sha256(_shape_lines(listed))
+        return None
 
 
 def _shape_lines(listed: Mapping[str, TensorMeta]) -> Iterable[str]:

@@ -21,7 +21,7 @@ _MARKERS = (
 )
 _DCP_MARKER = ".metadata"
 # Names under which writers keep a save that has not finished.
-_UNFINISHED = (".orbax-checkpoint-tmp", ".in-progress", ".tmp")
+_UNFINISHED = (".orbax-checkpoint-tmp", ".in-progress", ".publishing", ".tmp")
 
 
 def marker_of(files: Collection[str]) -> str | None:

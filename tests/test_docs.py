@@ -21,6 +21,8 @@ from ckptdrill import cli, drill, matrix, matrix_schema
 from ckptdrill.errors import EXIT_CODE_MEANING
 from ckptdrill.launch.local import PASSED_ON
 from ckptdrill.launchers import Mode
+from ckptdrill.manifest import Pointing, Standing
+from ckptdrill.manifest.record import MEANING
 from ckptdrill.model import Held, Item, Reason, VerdictWord
 from ckptdrill.placeholders import PLACEHOLDERS
 from ckptdrill.reasons import EXPLANATIONS
@@ -183,6 +185,20 @@ def test_the_reasons_that_the_judge_does_not_give() -> None:
 def test_the_exit_codes() -> None:
     rows = [[str(code.value), meaning] for code, meaning in EXIT_CODE_MEANING.items()]
     assert _table("| code | meaning |") == rows
+
+
+# --------------------------------------------------------------------------------------------------
+# Manifests
+
+
+def test_the_problems_of_a_checkpoint() -> None:
+    rows = [[f"`{kind.value}`", meaning] for kind, meaning in MEANING.items()]
+    assert _table("| problem | meaning |") == rows
+
+
+@pytest.mark.parametrize("word", [*Standing, *Pointing])
+def test_what_select_says(word: Standing | Pointing) -> None:
+    assert f"`{word.value}`" in README
 
 
 # --------------------------------------------------------------------------------------------------

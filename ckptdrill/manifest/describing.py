@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckptdrill import formats
@@ -172,7 +172,7 @@ def _refuse_unprintable(path: str, checkpoint: Path) -> None:
 
 def _refuse_gaps(checkpoint: Path, found: Listing, tensors: Mapping[str, TensorMeta]) -> None:
     """Every file that the checkpoint's own index names is there, and long enough."""
-    for path in _indexed(checkpoint):
+    for path in _indexed(checkpoint, found):
         if path not in found.files and path not in found.links:
             what = f"{printable(path)} is missing: the checkpoint's own index names it"
             raise _invalid(what, checkpoint, "save again: this one is not whole")
@@ -185,12 +185,21 @@ def _refuse_gaps(checkpoint: Path, found: Listing, tensors: Mapping[str, TensorM
                 raise _invalid(what, checkpoint, "save again: this one is not whole")
 
 
-def _indexed(checkpoint: Path) -> Iterable[str]:
+def _indexed(checkpoint: Path, found: Listing) -> Iterable[str]:
     """The files that the indexes of DCP in a folder name, relative to the checkpoint."""
-    for form, part in formats.parts(checkpoint):
-        if form == formats.DCP:
-            for file in dcp.read(part).files:
-                yield (part / file).relative_to(checkpoint).as_posix()
+    for path in found.files:
+        part = PurePosixPath(path)
+        if part.name == dcp.METADATA_NAME and checkpoint.is_dir():
+            yield from (
+                (part.parent / file).as_posix() for file in _named_by(checkpoint / part.parent)
+            )
+
+
+def _named_by(folder: Path) -> tuple[str, ...]:
+    try:
+        return dcp.read(folder).files
+    except UserError:  # unreadable, hostile or of another tool: it tells nothing
+        return ()
 
 
 def _hashed(checkpoint: Path, found: Listing, workers: int | None) -> dict[str, Digest]:

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from ckptdrill.manifest import helpers
+from ckptdrill.manifest.helpers import Helpers
 from ckptdrill.manifest.record import Problem, ProblemError, ProblemKind
 
 # Large enough that the system calls do not show, small enough to stay in a core's own cache.
@@ -171,15 +173,18 @@ def _refusal(relative: str, error: OSError) -> ProblemError:
     return ProblemError(ProblemKind.UNREADABLE, relative, reason)
 
 
-def digest(root: Path, relative: str) -> Digest:
-    """The SHA-256 of a file below `root`.
+def digest(root: Path, relative: str, quick: Helpers | None = None) -> Digest:
+    """The SHA-256 of a file below `root`, by one of the helpers if they can tell it.
 
     Raises ProblemError as `open_inside` does, and with `changed-while-read`.
     """
     descriptor = open_inside(root, relative)
     try:
         before = Stamp.of(os.fstat(descriptor))
-        sha256, read_bytes = _hashed(descriptor, before.size_bytes)
+        told = quick.sha256(descriptor, before.size_bytes) if quick else None
+        sha256, read_bytes = (
+            (told, before.size_bytes) if told else _hashed(descriptor, before.size_bytes)
+        )
         after = Stamp.of(os.fstat(descriptor))
     except OSError as error:
         raise _refusal(relative, error) from error
@@ -210,18 +215,20 @@ def digests(
     problem; `workers` at a time, default one per core of this process.
     """
     results: dict[str, Digest | Problem] = {}
+    count = workers or len(os.sched_getaffinity(0))
 
     def one(relative: str) -> None:
         try:
-            results[relative] = digest(root, relative)
+            results[relative] = digest(root, relative, quick)
         except ProblemError as refused:
             results[relative] = refused.problem
 
-    in_threads(one, sorted(sizes, key=lambda path: (-sizes[path], path)), workers)
+    with helpers.started(count, sum(sizes.values())) as quick:
+        in_threads(one, sorted(sizes, key=lambda path: (-sizes[path], path)), count)
     return results
 
 
-def in_threads(work: Callable[[str], None], items: Iterable[str], workers: int | None) -> None:
+def in_threads(work: Callable[[str], None], items: Iterable[str], workers: int) -> None:
     """Call `work` on every item, `workers` at a time, in the order given.
 
     The first exception of `work` ends it and is raised.
@@ -237,9 +244,8 @@ def in_threads(work: Callable[[str], None], items: Iterable[str], workers: int |
                 return
             work(item)
 
-    count = workers or len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(count) as pool:
-        started = [pool.submit(take) for _ in range(count)]
+    with ThreadPoolExecutor(workers) as pool:
+        started = [pool.submit(take) for _ in range(workers)]
         try:
             for each in started:
                 each.result()

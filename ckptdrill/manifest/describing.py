@@ -21,14 +21,13 @@ from ckptdrill.formats import dcp
 from ckptdrill.formats.layout import TensorMeta
 from ckptdrill.manifest import sidecar
 from ckptdrill.manifest.files import (
-    Digest,
     Listing,
     base,
-    digests,
     fsync_all,
     link_escapes,
     listing,
 )
+from ckptdrill.manifest.hashing import Digest, digests
 from ckptdrill.manifest.markers import marker_of, unfinished
 from ckptdrill.manifest.record import (
     CommitMarker,

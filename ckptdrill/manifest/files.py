@@ -1,30 +1,18 @@
-"""Lists and hashes the files of a checkpoint without ever leaving it.
+"""Lists and opens the files of a checkpoint without ever leaving it.
 
 A checkpoint is untrusted: paths from a manifest are opened component by component from the folder
-down, and neither a symbolic link nor anything but a regular file is ever opened. Files are hashed
-side by side, the largest first, each one sequentially, since SHA-256 has no parallel form that
-`sha256sum` would agree with. Whether a file changed under the reader is told by its size, times and
-inode before and after.
+down, and neither a symbolic link nor anything but a regular file is ever opened.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from ckptdrill.manifest import helpers
-from ckptdrill.manifest.helpers import Helpers
-from ckptdrill.manifest.record import Problem, ProblemError, ProblemKind
-
-# Large enough that the system calls do not show, small enough to stay in a core's own cache.
-_BLOCK_BYTES = 1 << 20
+from ckptdrill.manifest.record import ProblemError, ProblemKind
 
 
 @dataclass(frozen=True)
@@ -54,14 +42,6 @@ class Listing:
     folders: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     hard_linked: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Digest:
-    """The SHA-256 of a file, in hex, and the stamp it had before and after."""
-
-    sha256: str
-    stamp: Stamp
 
 
 def base(checkpoint: Path) -> Path:
@@ -145,7 +125,7 @@ def open_inside(root: Path, relative: str) -> int:
         finally:
             os.close(folder)
     except OSError as error:
-        raise _refusal(relative, error) from error
+        raise refusal(relative, error) from error
 
 
 def _open_regular(folder: int, name: str, relative: str) -> int:
@@ -162,7 +142,8 @@ def _open_regular(folder: int, name: str, relative: str) -> int:
     return descriptor
 
 
-def _refusal(relative: str, error: OSError) -> ProblemError:
+def refusal(relative: str, error: OSError) -> ProblemError:
+    """The problem that an error of the system about `relative` stands for."""
     reason = error.strerror or str(error)
     if error.errno == errno.ENOENT:
         return ProblemError(ProblemKind.MISSING, relative, "no such file")
@@ -171,86 +152,6 @@ def _refusal(relative: str, error: OSError) -> ProblemError:
             ProblemKind.NOT_A_FILE, relative, "reached through a link or a file only"
         )
     return ProblemError(ProblemKind.UNREADABLE, relative, reason)
-
-
-def digest(root: Path, relative: str, quick: Helpers | None = None) -> Digest:
-    """The SHA-256 of a file below `root`, by one of the helpers if they can tell it.
-
-    Raises ProblemError as `open_inside` does, and with `changed-while-read`.
-    """
-    descriptor = open_inside(root, relative)
-    try:
-        before = Stamp.of(os.fstat(descriptor))
-        told = quick.sha256(descriptor, before.size_bytes) if quick else None
-        sha256, read_bytes = (
-            (told, before.size_bytes) if told else _hashed(descriptor, before.size_bytes)
-        )
-        after = Stamp.of(os.fstat(descriptor))
-    except OSError as error:
-        raise _refusal(relative, error) from error
-    finally:
-        os.close(descriptor)
-    if before != after or read_bytes != before.size_bytes:
-        raise ProblemError(
-            ProblemKind.CHANGED_WHILE_READ, relative, "size, time or inode moved while it was read"
-        )
-    return Digest(sha256, before)
-
-
-def _hashed(descriptor: int, size_bytes: int) -> tuple[str, int]:
-    """(SHA-256, bytes read) of an open file; stops soon after `size_bytes` if it grows."""
-    sha256 = hashlib.sha256(usedforsecurity=False)
-    block = memoryview(bytearray(min(_BLOCK_BYTES, size_bytes + 1)))
-    done = 0
-    while done <= size_bytes and (got := os.readv(descriptor, [block])):
-        sha256.update(block[:got])
-        done += got
-    return sha256.hexdigest(), done
-
-
-def digests(
-    root: Path, sizes: Mapping[str, int], *, workers: int | None = None
-) -> dict[str, Digest | Problem]:
-    """What `digest` says of each file in `sizes` (relative path to bytes), a refusal as its
-    problem; `workers` at a time, default one per core of this process.
-    """
-    results: dict[str, Digest | Problem] = {}
-    count = workers or len(os.sched_getaffinity(0))
-
-    def one(relative: str) -> None:
-        try:
-            results[relative] = digest(root, relative, quick)
-        except ProblemError as refused:
-            results[relative] = refused.problem
-
-    with helpers.started(count, sum(sizes.values())) as quick:
-        in_threads(one, sorted(sizes, key=lambda path: (-sizes[path], path)), count)
-    return results
-
-
-def in_threads(work: Callable[[str], None], items: Iterable[str], workers: int) -> None:
-    """Call `work` on every item, `workers` at a time, in the order given.
-
-    The first exception of `work` ends it and is raised.
-    """
-    todo: Iterator[str] = iter(items)
-    taking, stop = threading.Lock(), threading.Event()
-
-    def take() -> None:
-        while not stop.is_set():
-            with taking:
-                item = next(todo, None)
-            if item is None:
-                return
-            work(item)
-
-    with ThreadPoolExecutor(workers) as pool:
-        started = [pool.submit(take) for _ in range(workers)]
-        try:
-            for each in started:
-                each.result()
-        finally:
-            stop.set()
 
 
 def fsync_all(checkpoint: Path, found: Listing) -> None:

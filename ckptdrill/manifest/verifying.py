@@ -16,14 +16,13 @@ from pathlib import Path
 from ckptdrill.manifest import sidecar
 from ckptdrill.manifest.describing import existing
 from ckptdrill.manifest.files import (
-    Digest,
     Listing,
     base,
-    digests,
     escapes,
     link_escapes,
     listing,
 )
+from ckptdrill.manifest.hashing import Digest, digests
 from ckptdrill.manifest.record import (
     CommitMarker,
     FileRecord,

@@ -5,13 +5,14 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from ckptdrill import manifest
 from ckptdrill.errors import ExitCode, UserError
-from ckptdrill.manifest import files
+from ckptdrill.manifest import files, hashing
 from ckptdrill.manifest.record import Facts, Software, Topology
 from tests.manifest.folders import FILES, make
 
@@ -183,15 +184,15 @@ def test_a_file_that_changes_while_it_is_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make(tmp_path / "step-7")
-    real = files._hashed
+    real = hashing._sha256
 
-    def hashed(descriptor: int, size_bytes: int) -> tuple[str, int]:
-        result = real(descriptor, size_bytes)
+    def hashed(descriptor: int, size_bytes: int, stop: threading.Event) -> tuple[str, int]:
+        result = real(descriptor, size_bytes, stop)
         with (folder / "part-0.bin").open("ab") as stream:
             stream.write(b"more")
         return result
 
-    monkeypatch.setattr(files, "_hashed", hashed)
+    monkeypatch.setattr(hashing, "_sha256", hashed)
     with pytest.raises(UserError, match="changed-while-read: part-0"):
         manifest.describe(folder, workers=1)
 
@@ -200,13 +201,13 @@ def test_a_file_that_appears_while_others_are_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make(tmp_path / "step-7")
-    real = files._hashed
+    real = hashing._sha256
 
-    def hashed(descriptor: int, size_bytes: int) -> tuple[str, int]:
+    def hashed(descriptor: int, size_bytes: int, stop: threading.Event) -> tuple[str, int]:
         (folder / "late.bin").write_bytes(b"late")
-        return real(descriptor, size_bytes)
+        return real(descriptor, size_bytes, stop)
 
-    monkeypatch.setattr(files, "_hashed", hashed)
+    monkeypatch.setattr(hashing, "_sha256", hashed)
     with pytest.raises(UserError, match="changed while the checkpoint was hashed"):
         manifest.describe(folder)
 

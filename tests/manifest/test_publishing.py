@@ -14,6 +14,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,29 @@ def test_a_second_publisher_is_turned_away(root: Path) -> None:
     assert chosen(root) == "step-8"
 
 
+def test_of_two_publishers_at_once_one_wins(root: Path, tmp_path: Path) -> None:
+    for step in range(100, 110):
+        target = root / f"step-{step}"
+        sources = [make(tmp_path / f"staged-{step}-{n}", NEW_FILES) for n in range(2)]
+        children = [
+            forked(partial(_try, source, target, Facts(checkpoint_id=f"publisher {n}")))
+            for n, source in enumerate(sources)
+        ]
+        codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        assert codes == [0, 2]
+        record = manifest.read(manifest.path_of(target))
+        winner = int((record.checkpoint_id or "").split()[1])
+        assert [source.exists() for source in sources] == [winner == 1, winner == 0]
+        assert manifest.check(target).ok
+
+
+def _try(source: Path, target: Path, facts: Facts) -> None:
+    try:
+        manifest.publish(source, target, facts)
+    except UserError as error:
+        os._exit(error.code)
+
+
 def test_a_missing_shard(root: Path, dcp_folder: Path) -> None:
     next(dcp_folder.glob("*.distcp")).unlink()
     refused(root, dcp_folder, root / "step-9", ExitCode.UNSUPPORTED, "own index names it")
@@ -308,19 +332,29 @@ def killed_at(number: int, *, torn: bool, publish: Callable[[], object]) -> bool
     """Run `publish` in a child that kills itself before its `number`-th file operation (a torn
     write: after half of it); whether it was killed.
     """
+
+    def work() -> None:
+        _arm(number, torn=torn)
+        publish()
+
+    child = forked(work)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def forked(work: Callable[[], object]) -> int:
+    """A child that does `work` and exits with 0, or with 1 when it raises; its process id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork beside the threads of xdist
         child = os.fork()
     if child == 0:
         try:
-            _arm(number, torn=torn)
-            publish()
+            work()
             os._exit(0)
         finally:
             os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+    return child
 
 
 def _arm(number: int, *, torn: bool) -> None:

@@ -5,7 +5,10 @@ finding.
 """
 
 import os
+import random
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 
 from ckptdrill import manifest
 from ckptdrill.errors import UserError
-from ckptdrill.manifest import Manifest, Problem, ProblemKind, Sample, Status, files
+from ckptdrill.manifest import Manifest, Problem, ProblemKind, Sample, Status, files, hashing
 from ckptdrill.manifest.record import MEANING, LinkRecord, printable
 from tests.manifest.folders import FILES, make
 
@@ -349,14 +352,14 @@ def test_a_marker_without_checksum(folder: Path, record: Manifest) -> None:
 def test_a_file_that_changes_while_it_is_hashed(
     folder: Path, record: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = files._hashed
+    real = hashing._sha256
 
-    def hashed(descriptor: int, size_bytes: int) -> tuple[str, int]:
-        result = real(descriptor, size_bytes)
+    def hashed(descriptor: int, size_bytes: int, stop: threading.Event) -> tuple[str, int]:
+        result = real(descriptor, size_bytes, stop)
         os.truncate(folder / "part-0.bin", size_bytes - 1)
         return result
 
-    monkeypatch.setattr(files, "_hashed", hashed)
+    monkeypatch.setattr(hashing, "_sha256", hashed)
     assert (K.CHANGED_WHILE_READ, "part-0.bin") in found(
         manifest.audit(folder, record, workers=1).problems
     )
@@ -379,10 +382,10 @@ def test_a_file_that_shrinks_between_listing_and_hashing(
 def test_a_file_that_the_system_refuses_to_read(
     folder: Path, record: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(descriptor: int, size_bytes: int) -> tuple[str, int]:
+    def broken(descriptor: int, size_bytes: int, stop: threading.Event) -> tuple[str, int]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(files, "_hashed", broken)
+    monkeypatch.setattr(hashing, "_sha256", broken)
     problems = manifest.verify(folder, record)
     assert [p.kind for p in problems] == [K.UNREADABLE] * 3
 
@@ -403,7 +406,7 @@ def test_a_huge_sparse_file_of_another_size_is_not_read(folder: Path, record: Ma
 def test_an_endless_file_is_left_after_its_size() -> None:
     descriptor = os.open("/dev/zero", os.O_RDONLY)
     try:
-        _, read_bytes = files._hashed(descriptor, 3 << 20)
+        _, read_bytes = hashing._sha256(descriptor, 3 << 20, threading.Event())
     finally:
         os.close(descriptor)
     assert read_bytes <= 5 << 20
@@ -413,10 +416,10 @@ def test_an_endless_file_is_left_after_its_size() -> None:
 def test_a_defect_in_a_worker_is_raised(
     folder: Path, record: Manifest, workers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def defective(descriptor: int, size_bytes: int) -> tuple[str, int]:
+    def defective(descriptor: int, size_bytes: int, stop: threading.Event) -> tuple[str, int]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(files, "_hashed", defective)
+    monkeypatch.setattr(hashing, "_sha256", defective)
     with pytest.raises(ZeroDivisionError):
         manifest.audit(folder, record, workers=workers)
 
@@ -426,6 +429,43 @@ def test_many_files_on_many_workers(tmp_path: Path) -> None:
     record = manifest.describe(folder, workers=8)
     assert manifest.verify(folder, record, workers=8) == ()
     assert record == manifest.describe(folder, workers=1)
+
+
+def test_an_interrupt_does_not_wait_for_the_file(
+    folder: Path, record: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = hashing._sha256
+    read: list[int] = []
+
+    def interrupted(descriptor: int, size_bytes: int, stop: threading.Event) -> tuple[str, int]:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(20)
+        read.append(real(descriptor, size_bytes, stop)[1])
+        return "", size_bytes
+
+    monkeypatch.setattr(hashing, "_sha256", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        manifest.audit(folder, record, workers=1)
+    assert read == [0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mutated_manifest_is_a_finding_and_never_a_crash(
+    folder: Path, record: Manifest, seed: int
+) -> None:
+    draw = random.Random(seed)
+    whole = manifest.path_of(folder).read_bytes()
+    for _ in range(20):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(data))
+            data[at : at + draw.choice([0, 1, 1, 40])] = draw.choice(
+                [b"", b"\0", b'"', b"{", b"-1", b"../", b"9" * 30, bytes([draw.randrange(256)])]
+            )
+        manifest.path_of(folder).write_bytes(data)
+        audit = manifest.check(folder)
+        assert all(str(problem).isprintable() for problem in audit.problems)
+        assert audit.ok or audit.problems[0].kind in ProblemKind
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ckptdrill.manifest import sidecar
 from ckptdrill.manifest.describing import commit, describe, existing
 from ckptdrill.manifest.files import Listing, fsync_folder, listing
 from ckptdrill.manifest.record import Facts, Manifest, ProblemError, ProblemKind, Status
-from ckptdrill.manifest.selecting import POINTER_NAME
+from ckptdrill.manifest.selecting import POINTER_NAME, pointer_text
 from ckptdrill.manifest.verifying import verify
 
 _LOCK_NAME = ".publish.lock"
@@ -66,9 +66,9 @@ def _place(target: Path) -> Path:
     if not parent.is_dir():
         raise UserError(f"no folder {parent} to publish into", hint="make it first")
     pointer = parent / POINTER_NAME
-    if pointer.is_dir() and not pointer.is_symlink():
+    if os.path.lexists(pointer) and not (pointer.is_symlink() or pointer.is_file()):
         raise UserError(
-            f"{pointer} is a folder, and the pointer goes there",
+            f"{pointer} is neither a file nor a link, and the pointer goes there",
             hint="rename it: `latest` has to be a pointer, never a checkpoint",
         )
     return parent.resolve() / target.name
@@ -238,9 +238,7 @@ def _point(target: Path, record: Manifest) -> bool:
 
 def _names_newer(pointer: Path, record: Manifest) -> bool:
     try:
-        text = str(pointer.readlink()) if pointer.is_symlink() else pointer.read_text().strip()
-        named = pointer.parent / text
-        other = sidecar.read(sidecar.path_of(named))
+        other = sidecar.read(sidecar.path_of(pointer.parent / pointer_text(pointer)))
     except (OSError, ValueError, ProblemError):
         return False
     if other.status is not Status.COMMITTED or other.completed_step is None:

@@ -216,21 +216,25 @@ def _mode(path: Path) -> int:
 # Pointers
 
 
+def pointer_text(pointer: Path) -> str:
+    """What a pointer says: the target of a link, or the text of a small file.
+
+    Raises OSError, UnicodeDecodeError or ProblemError for anything else.
+    """
+    if pointer.is_symlink():
+        return str(pointer.readlink())
+    with os.fdopen(open_inside(pointer.parent, pointer.name), "rb") as stream:
+        return stream.read(_MAX_POINTER_BYTES).decode().strip()
+
+
 def _pointers(folder: Path, root: Path, chosen: Generation | None) -> Iterator[Pointer]:
     for name in _POINTER_NAMES:
         path = folder / name
-        if stat.S_ISLNK(_mode(path)):
-            yield _pointer(path, str(path.readlink()), root, chosen)
-        elif stat.S_ISREG(_mode(path)):
+        if stat.S_ISLNK(_mode(path)) or stat.S_ISREG(_mode(path)):
             try:
-                yield _pointer(path, _text(path), root, chosen)
+                yield _pointer(path, pointer_text(path), root, chosen)
             except (OSError, ProblemError, UnicodeDecodeError):
                 yield Pointer(path, "", Pointing.UNREADABLE)
-
-
-def _text(path: Path) -> str:
-    with os.fdopen(open_inside(path.parent, path.name), "rb") as stream:
-        return stream.read(_MAX_POINTER_BYTES).decode().strip()
 
 
 def _pointer(path: Path, text: str, root: Path, chosen: Generation | None) -> Pointer:

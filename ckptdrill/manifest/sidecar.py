@@ -111,12 +111,19 @@ def times_kept(path: Path, manifest: Manifest) -> bool:
 def write(path: Path, manifest: Manifest) -> None:
     """Put the manifest at `path`, whole and durable, with its recorded time as its own.
 
-    Raises UserError when the folder cannot be written.
+    Raises UserError when the folder cannot be written, or the manifest would be too large to read.
     """
+    data = manifest.to_json().encode()
+    if len(data) > _MAX_SIZE_BYTES:
+        raise UserError(
+            f"{len(manifest.files)} files make a manifest of {len(data)} bytes, over the limit of "
+            f"{_MAX_SIZE_BYTES}",
+            hint="record the folders of the checkpoint one by one",
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         recorded = ns_of_utc(manifest.storage.durable_commit_time_utc)
-        write_durable(temporary, manifest.to_json().encode(), modified_ns=recorded)
+        write_durable(temporary, data, modified_ns=recorded)
         temporary.replace(path)
         fsync_folder(path.parent)
     except OSError as error:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FILES = 8
+# Large writes, as of large tensors: the page cache then keeps them in large pieces.
+BLOCK_MIB = 64
 LEAST = 0.9
 MEMORY_LIMIT_MIB = 256
 CORES = len(os.sched_getaffinity(0))
@@ -36,12 +38,13 @@ CORES = len(os.sched_getaffinity(0))
 def _make(folder: Path, size_mib: int) -> int:
     """Write the files, and return their size in bytes."""
     folder.mkdir()
-    block = os.urandom(1 << 20)
+    block = os.urandom(BLOCK_MIB << 20)
+    blocks = max(size_mib // FILES // BLOCK_MIB, 1)
     for number in range(FILES):
         with (folder / f"part-{number}.bin").open("wb") as stream:
-            for _ in range(size_mib // FILES):
+            for _ in range(blocks):
                 stream.write(block)
-    return size_mib // FILES * FILES << 20
+    return (blocks * FILES * BLOCK_MIB) << 20
 
 
 def _processor_s() -> float:

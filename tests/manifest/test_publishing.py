@@ -304,10 +304,11 @@ def test_paths_that_make_no_sense(root: Path, source: str, target: str, match: s
     refused(root, top / source, top / target, ExitCode.USAGE, match)
 
 
-def test_a_folder_called_latest(root: Path) -> None:
+@pytest.mark.parametrize("make_other", [Path.mkdir, os.mkfifo])
+def test_something_else_called_latest(root: Path, make_other: Callable[[Path], None]) -> None:
     (root / "latest").unlink()
-    (root / "latest").mkdir()
-    with pytest.raises(UserError, match="is a folder, and the pointer goes there"):
+    make_other(root / "latest")
+    with pytest.raises(UserError, match="is neither a file nor a link"):
         manifest.publish(staged(root), root / "step-8")
     assert staged_exists(root)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from ckptdrill.manifest import Facts, Manifest, record
+from ckptdrill.errors import UserError
+from ckptdrill.manifest import Facts, Manifest, record, sidecar
 from ckptdrill.manifest.times import ns_of_utc, utc_of_ns
 
 # Sections and fields as the contract lists them.
@@ -56,6 +57,15 @@ def test_from_json_and_back() -> None:
         relaxations=({"padded": [1, 2]}, "lenient"),
     ).to_json()
     assert Manifest.model_validate_json(text).to_json() == text
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar, "_MAX_SIZE_BYTES", 1000)
+    with pytest.raises(UserError, match="over the limit of 1000"):
+        sidecar.write(tmp_path / "m.json", Manifest(omitted_state=("x" * 1000,)))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

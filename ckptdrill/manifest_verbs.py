@@ -95,8 +95,7 @@ def publish(
     staged: Path, target: Path, facts: Path | None, step: int | None, *, as_json: bool
 ) -> ExitCode:
     """Publish a staged checkpoint."""
-    given = None if facts is None and step is None else _facts(facts, step)
-    published = manifests.publish(staged, target, given)
+    published = manifests.publish(staged, target, _facts(facts, step))
     if as_json:
         _print(published.manifest.to_json().rstrip())
         return ExitCode.AS_EXPECTED

@@ -46,7 +46,7 @@ def publish(
     """Publish the folder or file `staged` as `target`, which must not exist, and point to it.
 
     A manifest in `staged` that its writer left there is what `staged` has to fulfil; its facts
-    stand unless `facts` are given. On the same file system `staged` is moved, else it is copied and
+    stand where `facts` set nothing else. On the same file system `staged` is moved, else it is copied and
     left where it is. A publish that was cut off is continued. Raises UserError: exit code 1 when
     `staged` is not whole or changes meanwhile, 2 when `target` is taken or another publish is at
     work beside it.
@@ -82,14 +82,25 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor, folder)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UserError(
             "another publish is at work here", where=str(folder), hint="wait for it to end"
         ) from error
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        raise UserError(
+            f"the file system cannot lock {_LOCK_NAME}: {error.strerror or error}",
+            where=str(folder),
+            hint="without a lock two publishers could meet: publish on a POSIX file system",
+        ) from error
 
 
 def _continued(staged: Path, target: Path, workers: int | None) -> Manifest | None:
@@ -118,9 +129,7 @@ def _put(staged: Path, target: Path, facts: Facts | None, workers: int | None) -
         raise UserError(f"{target} would lie inside of {staged}", hint="name another place")
     expected = _expected(staged)
     before = sidecar.without_manifest(staged, listing(staged))
-    if facts is None and expected is not None:
-        facts = Facts(**{name: getattr(expected, name) for name in Facts.model_fields})
-    record = describe(staged, facts, status=Status.IN_PROGRESS, workers=workers)
+    record = describe(staged, _merged(expected, facts), status=Status.IN_PROGRESS, workers=workers)
     if expected is not None:
         _refuse_problems(staged, expected, workers)
     moved = _movable(staged, target, before)
@@ -151,6 +160,13 @@ def _expected(staged: Path) -> Manifest | None:
         if error.problem.kind is ProblemKind.MANIFEST_MISSING:
             return None
         raise _not_whole(str(error.problem), staged) from error
+
+
+def _merged(expected: Manifest | None, facts: Facts | None) -> Facts:
+    """The facts of the writer, and over them those that were given now."""
+    merged = {} if expected is None else {n: getattr(expected, n) for n in Facts.model_fields}
+    given = facts or Facts()
+    return Facts(**merged | {name: getattr(given, name) for name in given.model_fields_set})
 
 
 def _refuse_problems(checkpoint: Path, record: Manifest, workers: int | None) -> None:

@@ -249,14 +249,15 @@ def test_what_its_writer_expects(root: Path) -> None:
     assert chosen(root) == "step-8"
 
 
-def test_the_facts_of_its_writer_stand(root: Path) -> None:
+def test_the_facts_of_its_writer_stand_under_those_given(root: Path) -> None:
     source = staged(root)
     facts = Facts(checkpoint_id="run/8", omitted_state=("rng",))
     manifest.write(
         manifest.path_of(source), manifest.describe(source, facts, status=Status.IN_PROGRESS)
     )
-    record = manifest.publish(source, root / "step-8").manifest
-    assert (record.checkpoint_id, record.omitted_state) == ("run/8", ("rng",))
+    given = Facts(checkpoint_id="run/eight", completed_step=8)
+    record = manifest.publish(source, root / "step-8", given).manifest
+    assert (record.checkpoint_id, record.omitted_state) == ("run/eight", ("rng",))
 
 
 def test_a_torn_manifest_of_its_writer(root: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -68,7 +69,7 @@ def describe(
     hashed = _hashed(checkpoint, found, workers)
     _refuse_changed(checkpoint, found)
     marker = marker_of(found.files) if checkpoint.is_dir() else None
-    owned = _with_step(facts or Facts(), checkpoint)
+    owned = _with_counters(facts or Facts(), checkpoint)
     files = tuple(
         FileRecord(path=path, bytes=hashed[path].stamp.size_bytes, sha256=hashed[path].sha256)
         for path in sorted(found.files)
@@ -253,28 +254,33 @@ def _identifier(files: Iterable[FileRecord]) -> str:
     return f"sha256:{_sha256(f'{file.sha256}  {file.path}' for file in files)}"
 
 
-def _with_step(facts: Facts, checkpoint: Path) -> Facts:
-    """`facts` with the step that Hugging Face's Trainer wrote down beside its tensors.
+def _with_counters(facts: Facts, checkpoint: Path) -> Facts:
+    """`facts` with the step and the epoch that Hugging Face's Trainer wrote beside its tensors.
 
-    Raises UserError when the owner names another one.
+    Raises UserError when the owner names another step.
     """
-    recorded = _trainer_step(checkpoint / "trainer_state.json")
-    if recorded is None or facts.completed_step == recorded:
+    recorded = _trainer_state(checkpoint / "trainer_state.json")
+    step, epoch = recorded.get("global_step"), recorded.get("epoch", math.nan)
+    if type(step) is not int or step < 0:
         return facts
-    if facts.completed_step is not None:
-        what = f"step {facts.completed_step} was given, trainer_state.json says {recorded}"
+    if facts.completed_step not in (None, step):
+        what = f"step {facts.completed_step} was given, trainer_state.json says {step}"
         raise UserError(what, where=str(checkpoint), hint="leave the step out, or mend it")
-    return facts.model_copy(update={"completed_step": recorded})
+    counters = facts.training_state
+    known = isinstance(epoch, int | float) and 0 <= epoch < math.inf
+    if counters.epoch is None and known:
+        counters = counters.model_copy(update={"epoch": float(epoch)})
+    return facts.model_copy(update={"completed_step": step, "training_state": counters})
 
 
-def _trainer_step(path: Path) -> int | None:
+def _trainer_state(path: Path) -> dict[str, Any]:
+    """What stands in it; nothing if it is missing, no object, or no plain file of that size."""
     try:
         if path.is_symlink() or not path.is_file():
-            return None
+            return {}
         if path.stat().st_size > _MAX_TRAINER_STATE_BYTES:
-            return None
+            return {}
         value: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
-    step = value.get("global_step") if isinstance(value, dict) else None
-    return step if type(step) is int and step >= 0 else None
+        return {}
+    return value if isinstance(value, dict) else {}

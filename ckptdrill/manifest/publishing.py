@@ -46,10 +46,10 @@ def publish(
     """Publish the folder or file `staged` as `target`, which must not exist, and point to it.
 
     A manifest in `staged` that its writer left there is what `staged` has to fulfil; its facts
-    stand where `facts` set nothing else. On the same file system `staged` is moved, else it is copied and
-    left where it is. A publish that was cut off is continued. Raises UserError: exit code 1 when
-    `staged` is not whole or changes meanwhile, 2 when `target` is taken or another publish is at
-    work beside it.
+    stand where `facts` set nothing else. On the same file system `staged` is moved, else it is
+    copied and left where it is. A publish that was cut off is continued. Raises UserError: exit
+    code 1 when `staged` is not whole or changes meanwhile, 2 when `target` is taken or another
+    publish is at work beside it.
     """
     target = _place(target)
     with _locked(target.parent):

@@ -97,6 +97,16 @@ def test_the_step_of_the_trainer_and_a_contradiction(tmp_path: Path) -> None:
         manifest.describe(folder, Facts(completed_step=8))
 
 
+@pytest.mark.parametrize(
+    ("epoch", "expected"), [("2.5", 2.5), ("3", 3.0), ("-1", None), ("NaN", None), ('"2"', None)]
+)
+def test_the_epoch_of_the_trainer(tmp_path: Path, epoch: str, expected: float | None) -> None:
+    state = f'{{"global_step": 7, "epoch": {epoch}}}'.encode()
+    described = manifest.describe(make(tmp_path / "step-7", {"trainer_state.json": state}))
+    assert described.training_state.epoch == expected
+    assert ("training_state.epoch" in described.unknown) == (expected is None)
+
+
 @pytest.mark.parametrize("text", [b"{", b"[1]", b'{"global_step": true}', b"[" * 100_000])
 def test_a_trainer_state_that_tells_no_step(tmp_path: Path, text: bytes) -> None:
     folder = make(tmp_path / "step-7", {**FILES, "trainer_state.json": text})

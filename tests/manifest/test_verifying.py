@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +17,22 @@ import pytest
 
 from ckptdrill import manifest
 from ckptdrill.errors import UserError
-from ckptdrill.manifest import Manifest, Problem, ProblemKind, Sample, Status, files, hashing
+from ckptdrill.manifest import (
+    Manifest,
+    Problem,
+    ProblemKind,
+    Sample,
+    Status,
+    files,
+    hashing,
+    helpers,
+)
 from ckptdrill.manifest.record import MEANING, LinkRecord, printable
 from tests.manifest.folders import FILES, make
 
 K = ProblemKind
 MARKER = "trainer_state.json"
+MANY = 1 << 60
 
 
 @pytest.fixture
@@ -410,6 +421,21 @@ def test_an_endless_file_is_left_after_its_size() -> None:
     finally:
         os.close(descriptor)
     assert read_bytes <= 5 << 20
+
+
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(tmp_path / "large", {"part.bin": b""})
+    os.truncate(folder / "part.bin", 200 << 20)
+    monkeypatch.setattr(helpers, "_MIN_TOTAL_BYTES", MANY)  # all of it in this process
+    record = manifest.describe(folder)
+    tracemalloc.start()
+    try:
+        assert manifest.verify(folder, record) == ()
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("workers", [1, 3, None])

@@ -104,9 +104,8 @@ def _in_threads(
             work(item)
 
     with ThreadPoolExecutor(workers) as pool:
-        started = [pool.submit(take) for _ in range(workers)]
         try:
-            for each in started:
+            for each in [pool.submit(take) for _ in range(workers)]:
                 each.result()
         finally:
             stop.set()

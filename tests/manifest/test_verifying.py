@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -472,6 +473,9 @@ def test_an_interrupt_does_not_wait_for_the_file(
     monkeypatch.setattr(hashing, "_sha256", interrupted)
     with pytest.raises(KeyboardInterrupt):
         manifest.audit(folder, record, workers=1)
+    deadline = time.monotonic() + 20
+    while not read and time.monotonic() < deadline:
+        time.sleep(0.01)  # a thread that was only just starting is not waited for
     assert read == [0]
 
 

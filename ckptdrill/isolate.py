@@ -4,7 +4,7 @@ A job gets a private copy, never the path of the source. First the source is loo
 leave it and special files are refused), then every file is cloned where the file system can share
 blocks, or else copied, after checking that there is space. Never a hard link: a job that opens its
 checkpoint in place would write through it. `snapshot` before and after, and `changes` between them,
-then say in words whether the source stayed as it was.
+then say in words whether the source stayed as it was; `glance` in between reads no content.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
@@ -29,6 +30,7 @@ _BLOCK_BYTES = 8 << 20
 _THREADS = min(8, os.cpu_count() or 1)
 
 Snapshot = Mapping[str, list[int | str]]
+_DIGEST = 3  # its place in a record; a glance has none
 
 
 class GuardLevel(StrEnum):
@@ -36,7 +38,7 @@ class GuardLevel(StrEnum):
 
     REFLINK = "reflink"  # a clone: blocks are shared until one side writes
     COPY = "copy"  # a full copy
-    READ_ONLY_BIND = "read-only-bind"  # the source itself, mounted read-only
+    READ_ONLY_BIND = "read-only-bind"  # beside a copy: the source is mounted read-only
 
 
 def private_copy(source: Path, destination: Path) -> GuardLevel:
@@ -142,7 +144,7 @@ def _copy_files(
         target = destination / path.relative_to(root) if path != root else destination
         if level is GuardLevel.REFLINK and not _clone(path, target):
             level = GuardLevel.COPY
-            _enough_space(sum(s.st_size for _, s in files[number:]), destination)
+            _enough_space(sum(_stored_bytes(s) for _, s in files[number:]), destination)
         if level is GuardLevel.COPY:
             _copy(path, target)
         _like(target, status)
@@ -162,19 +164,46 @@ def _clone(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy what is stored; holes stay holes, so that a sparse file needs no more than it had."""
     with source.open("rb") as reader, target.open("wb") as writer:
-        while _move_block(reader.fileno(), writer.fileno()):
-            pass
+        size_bytes = os.fstat(reader.fileno()).st_size
+        os.truncate(writer.fileno(), size_bytes)
+        for begin, end in _stored(reader.fileno(), size_bytes):
+            for descriptor in (reader.fileno(), writer.fileno()):
+                os.lseek(descriptor, begin, os.SEEK_SET)
+            left_bytes = end - begin
+            while left_bytes > 0 and (moved := _move_block(reader, writer, left_bytes)):
+                left_bytes -= moved
 
 
-def _move_block(reader: int, writer: int) -> int:
+def _stored(descriptor: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each part of a file that is no hole."""
+    end = 0
+    while end < size_bytes:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole is left
+                return
+            raise
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        yield begin, end
+
+
+def _move_block(reader: BinaryIO, writer: BinaryIO, left_bytes: int) -> int:
     """Bytes copied, in the kernel where it can between these two file systems; 0 at the end."""
+    count = min(left_bytes, _BLOCK_BYTES)
     try:
-        return os.copy_file_range(reader, writer, _BLOCK_BYTES)
+        return os.copy_file_range(reader.fileno(), writer.fileno(), count)
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-        return os.sendfile(writer, reader, None, _BLOCK_BYTES)
+        return os.sendfile(writer.fileno(), reader.fileno(), None, count)
+
+
+def _stored_bytes(status: os.stat_result) -> int:
+    """What a file occupies; of a sparse one, that is less than its size."""
+    return min(status.st_size, status.st_blocks * 512)
 
 
 def _enough_space(needed_bytes: int, destination: Path) -> None:
@@ -210,17 +239,34 @@ def snapshot(root: Path) -> dict[str, list[int | str]]:
     path; of a single file, by its name.
 
     Links are recorded by what they say, special files by being there; neither is opened. What
-    vanishes meanwhile is left out. Raises UserError when something cannot be read.
+    vanishes meanwhile is left out. Names that are not UTF-8 are escaped. Raises UserError when
+    something cannot be read.
     """
+    return _recorded(root, _record)
+
+
+def glance(root: Path) -> dict[str, list[int | str]]:
+    """`snapshot` with no digests, which `changes` takes as equal: content is not read."""
+    return _recorded(root, _glance)
+
+
+def _recorded(
+    root: Path, record: Callable[[Path], list[int | str] | None]
+) -> dict[str, list[int | str]]:
     paths = list(_below(root))
     with ThreadPoolExecutor(_THREADS) as threads:
-        recorded = list(threads.map(_record, paths))
+        records = list(threads.map(record, paths))
     base = root if root.is_dir() else root.parent
     return {
-        path.relative_to(base).as_posix(): record
-        for path, record in zip(paths, recorded, strict=True)
-        if record is not None
+        _text_of(path.relative_to(base)): each
+        for path, each in zip(paths, records, strict=True)
+        if each is not None
     }
+
+
+def _text_of(path: Path) -> str:
+    """A path as text that can be written as UTF-8, different for different paths."""
+    return os.fsencode(path).replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
 
 
 def _below(root: Path) -> Iterator[Path]:
@@ -257,14 +303,18 @@ def _record_file(path: Path) -> list[int | str]:
     return [status.st_size, status.st_mtime_ns, status.st_ino, digest.hexdigest()]
 
 
-def changes(before: Snapshot, after: Snapshot) -> list[str]:
-    """What differs between two snapshots, in words, sorted by path: empty when nothing does."""
-    found = []
-    for path in sorted({*before, *after}):
-        word = _change(before.get(path), after.get(path))
-        if word:
-            found.append(f"{path}: {word}")
-    return found
+def _glance(path: Path) -> list[int | str] | None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def changes(before: Snapshot, after: Snapshot) -> dict[str, str]:
+    """What differs between two snapshots: path and, in words, how; empty when nothing does."""
+    found = {path: _change(before.get(path), after.get(path)) for path in sorted({*before, *after})}
+    return {path: how for path, how in found.items() if how}
 
 
 def _change(before: list[int | str] | None, after: list[int | str] | None) -> str | None:
@@ -272,7 +322,8 @@ def _change(before: list[int | str] | None, after: list[int | str] | None) -> st
         return "added"
     if after is None:
         return "removed"
-    if before[0] != after[0] or before[3] != after[3]:
+    digests_differ = len(after) > _DIGEST and before[_DIGEST] != after[_DIGEST]
+    if before[0] != after[0] or digests_differ:
         return "content changed"
     if before[2] != after[2]:
         return "replaced by a file of the same content"

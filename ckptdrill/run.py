@@ -21,24 +21,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptdrill import isolate, resources
+from ckptdrill import resources, sources
 from ckptdrill.equivalence import equivalent
 from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle
 from ckptdrill.launch import local
 from ckptdrill.launchers import Mode, Pair, WarmParents, choose, pairs_of, probes
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Checkpoint, Damage, Launch, Plan, Role, Step, to_json
+from ckptdrill.model import Damage, Launch, Plan, Role, Step, to_json
 from ckptdrill.plan import steps_of
 from ckptdrill.progress import Event, Report, ignore
 from ckptdrill.repro import repro_script
 from ckptdrill.schedule import Assignment, Capacity, Graph, next_steps, skip_reasons
 from ckptdrill.step import (
     Setting,
-    checkpoint_path,
     describe,
     ended_badly,
     inflict,
+    out_of_reach,
     prepare,
     unmet,
 )
@@ -90,6 +90,7 @@ class _Live:
     pairs: Mapping[str, Pair]
     warm: WarmParents
     over: dict[str, Entry]
+    watch: sources.Watch
     running: dict[str, local.Running] = field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     verdicts: dict[Pair, str | None] = field(default_factory=dict)
@@ -154,8 +155,8 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
     for plan in plans:
         _write_cell(setting, plan)
     _copy_observer(run, resources.observer_dir())
-    _guard_start(setting)
     over = settle(run, steps)
+    watch = sources.watch(setting)
     for step_id, entry in over.items():
         options.report(Event(step_id, entry.state, "before this resume"))
     _note(run, status="started", launcher=options.launcher.value, keep=options.keep)
@@ -168,6 +169,7 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
         pairs=pairs_of(drilled),
         warm=WarmParents(run.observer_pack, run.warm),
         over=over,
+        watch=watch,
     )
 
 
@@ -309,7 +311,11 @@ def _started_text(step: Step) -> str:
 def _start(live: _Live, launch: Launch, devices: tuple[str, ...]) -> local.Running:
     guard = prepare(live.setting, launch)
     launcher = _choice(live, launch) or Mode.TORCHRUN.value
-    description = {**describe(live.setting, launch, launcher, devices), "guard": guard}
+    description = {
+        **describe(live.setting, launch, launcher, devices),
+        "guard": guard,
+        "read_only": out_of_reach(live.setting, launch),
+    }
     if launcher == Mode.TORCHRUN:
         return local.start_cold(description, live.run.observer_pack)
     refusal = live.warm.refusal(launch.environment, description)
@@ -332,7 +338,8 @@ def _collect(live: _Live, step_id: str) -> bool:
     running = live.running[step_id]
     if not running.poll():
         return False
-    _guard_saved(live.setting, step_id)
+    live.watch.look(live.running)
+    live.watch.saved(step_id)
     del live.running[step_id], live.devices[step_id]
     exit_file = running.folder / "exit.json"
     if exit_file.exists():
@@ -398,65 +405,11 @@ def _launches(steps: Mapping[str, Step]) -> Iterator[Launch]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The guard of the sources
-
-
-def _guard_start(setting: Setting) -> None:
-    """Remember the checkpoint that the run starts from, as it was at the very beginning."""
-    start_from = setting.matrix.job.start_from
-    if start_from is not None and "start_from" not in _noted(setting.run):
-        _note(setting.run, start_from=_snapshot(Path(start_from)))
-
-
-def _guard_saved(setting: Setting, launch_id: str) -> None:
-    """Remember the checkpoints of a launch that others restore, as they were when it ended."""
-    saved = {
-        str(path): isolate.snapshot(path)
-        for path in {checkpoint_path(setting, used) for used in _used_of(setting, launch_id)}
-        if path.exists()
-    }
-    if saved:
-        write_json(_saved_file(setting.run, launch_id), saved)
-
-
-def _used_of(setting: Setting, launch_id: str) -> Iterator[Checkpoint]:
-    for step in setting.steps.values():
-        used = step.checkpoint if isinstance(step, Damage) else step.restores
-        if used is not None and used.launch_id == launch_id and used.damage_id is None:
-            yield used
-
-
-def _saved_file(run: RunFolder, launch_id: str) -> Path:
-    return run.launch(launch_id) / "checkpoints.json"
-
-
-def _snapshot(path: Path) -> dict[str, Any]:
-    return {str(path): isolate.snapshot(path)}
-
-
-def _source_changes(setting: Setting) -> tuple[str, ...]:
-    """What differs in any checkpoint that was restored from; those deleted after a Pass are not."""
-    before: dict[str, Any] = dict(_noted(setting.run).get("start_from", {}))
-    for launch in _launches(setting.steps):
-        saved = _saved_file(setting.run, launch.id)
-        if saved.exists() and setting.run.work(launch.id).exists():
-            before |= read_json(saved)
-    changes: list[str] = []
-    for path, files in before.items():
-        changes += [f"{path}: {change}" for change in isolate.changes(files, _now(Path(path)))]
-    return tuple(changes)
-
-
-def _now(path: Path) -> dict[str, Any]:
-    return isolate.snapshot(path) if path.exists() else {}
-
-
-# --------------------------------------------------------------------------------------------------
 # End
 
 
 def _closed(live: _Live) -> Outcome:
-    outcome = Outcome(dict(live.over), _source_changes(live.setting), _launchers(live))
+    outcome = Outcome(dict(live.over), live.watch.close(), _launchers(live))
     _note(
         live.run,
         status="ran",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,26 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
     if launch.restores is not None and resumes_in_place(setting):
         _copypointers_of(setting, launch, launch.restores)
     return str(guard)
+
+
+def out_of_reach(setting: Setting, launch: Launch) -> list[str]:
+    """What `launch` has no business to write to, there yet or not: the checkpoint that the run
+    starts from, and the folders of other launches whose checkpoints are restored.
+
+    Its own folder is not separated from the rest: a job may rename files into `{out}`.
+    """
+    start_from = setting.matrix.job.start_from
+    given = [] if start_from is None else [Path(start_from).resolve()]
+    savers = {used.launch_id for used in restored_checkpoints(setting)} - {launch.id}
+    return [str(path) for path in (*given, *(setting.run.work(each) for each in sorted(savers)))]
+
+
+def restored_checkpoints(setting: Setting) -> Iterator[Checkpoint]:
+    """The checkpoints, undamaged ones, that the steps of the run restore or copy."""
+    for step in setting.steps.values():
+        used = step.checkpoint if isinstance(step, Damage) else step.restores
+        if used is not None and used.damage_id is None:
+            yield used
 
 
 def unmet(setting: Setting, step: Step) -> str | None:

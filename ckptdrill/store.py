@@ -69,6 +69,11 @@ class RunFolder:
         return self.root / "journal.jsonl"
 
     @property
+    def sources(self) -> Path:
+        """What every checkpoint that is restored was and is, file by file."""
+        return self.root / "sources.json"
+
+    @property
     def lock(self) -> Path:
         """Held by the one ckptdrill process that writes here."""
         return self.root / ".lock"

@@ -40,6 +40,7 @@ ORDER = (
         "repro",
         "run",
         "schedule",
+        "sources",
         "step",
     ),
     ("judge",),

@@ -6,7 +6,8 @@ In order:
 
 1. Become a session leader and a child-subreaper, ask the kernel for SIGTERM when the parent dies,
    and write `cage.pid`.
-2. Fork the launcher: its own session, output to files, SIGKILL when the cage dies. Cold, it
+2. Fork the launcher: its own session, output to files, SIGKILL when the cage dies, and a mount
+   namespace in which the checkpoints of others are read-only, where the kernel allows one. Cold, it
    executes the command line of torchrun; warm, it already is the elastic agent (see `warm`).
 3. Wait for the first of: the launcher ended, the time limit, SIGTERM, or a launcher that lingers
    although every rank has recorded that it finished.
@@ -15,13 +16,15 @@ In order:
 
 Run it as `python -I -S cage.py LAUNCH_JSON [PARENT_PID]`. It needs the standard library only and
 runs alike in the runner's interpreter and in the job's. Besides the common keys, `launch.json` may
-hold `command` (replaces the torchrun command line) and `linger_s`.
+hold `command` (replaces the torchrun command line), `linger_s`, and `read_only`, the paths that the
+launch must not write to (those that are there yet).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import re
@@ -31,7 +34,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
 
@@ -41,6 +44,11 @@ LINGER_S = 20.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# What unshare(2) and mount(2) take: linux/sched.h, linux/mount.h.
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 19
+# What a mount has beside being writable, as statvfs(3) names it and as mount(2) does.
+_MOUNT_FLAGS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
 _TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WATCHED = (signal.SIGCHLD, *_TERMINATING)
 _TICK_S = 0.25
@@ -135,6 +143,53 @@ def become_subreaper() -> None:
 def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def bind_read_only(paths: Iterable[str]) -> None:
+    """Make `paths` read-only for this process and all that it starts, and for no other process.
+
+    Root gets a mount namespace of its own. Anybody else needs a user namespace for that, in which
+    the user and the group stay who they are; set-user-ID programs have no effect there. Raises
+    OSError where the kernel or its settings do not allow it, and then this process must not go on:
+    half a namespace may be worse than none.
+    """
+    user, group = os.geteuid(), os.getegid()
+    try:
+        _libc("unshare", _CLONE_NEWNS)
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+        _libc("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
+        _write_proc("setgroups", "deny")  # without it, nobody but root may map a group
+        _write_proc("uid_map", f"{user} {user} 1")
+        _write_proc("gid_map", f"{group} {group} 1")
+    # What is mounted outside goes on to appear here; what is mounted here stays here.
+    _mount(None, "/", _MS_REC | _MS_SLAVE)
+    for path in paths:
+        _mount(path, path, _MS_BIND | _MS_REC)
+        # Flags that the mount had before may not be dropped in a user namespace.
+        had = os.statvfs(path).f_flag
+        kept = sum(mount_flag for flag, mount_flag in _MOUNT_FLAGS if had & flag)
+        _mount(None, path, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
+
+
+def _mount(source: str | None, target: str, flags: int) -> None:
+    from_path = None if source is None else os.fsencode(source)
+    try:
+        _libc("mount", from_path, os.fsencode(target), None, ctypes.c_ulong(flags), None)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: {target}") from error
+
+
+def _libc(name: str, *arguments: Any) -> None:
+    """Call a function of the C library that returns 0. Raises OSError when it does not."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _write_proc(name: str, text: str) -> None:
+    Path(f"/proc/self/{name}").write_text(text)
 
 
 def read_process(pid: int) -> Process | None:
@@ -262,6 +317,8 @@ def exit_record(launch: Mapping[str, Any], started_s: float, ending: Ending) -> 
         "orphans_killed": 0,
         "stacks_dumped": False,
         "cage_pid": os.getpid(),
+        "bound_read_only": None,
+        "bind_refused": None,
         "error": ending.error,
     }
 
@@ -313,7 +370,7 @@ def _own(
     deadline = time.monotonic() + float(launch["timeout_s"])
     _write_pid(folder)
     with _scratch(folder, launch["env"]) as environment:
-        launcher_pid = _fork_launcher(launch, folder, environment, become_launcher)
+        launcher_pid, bound = _start_launcher(launch, folder, environment, become_launcher)
         ending = _wait(launch, folder, launcher_pid, deadline, reaped)
         orphans_killed, stacks_dumped = 0, False
         if ending.by_itself:
@@ -323,7 +380,7 @@ def _own(
             stacks_dumped = ending is not _TERMINATED and _dump_stacks(folder, launch["world_size"])
             _kill_descendants(reaped)
     record = exit_record(launch, started_s, ending)
-    record.update(orphans_killed=orphans_killed, stacks_dumped=stacks_dumped)
+    record.update(bound, orphans_killed=orphans_killed, stacks_dumped=stacks_dumped)
     record.update(_status(reaped.get(launcher_pid)))
     record["first_failure"] = _first_failure(folder / "launcher.err")
     if launcher_pid not in reaped or descendants(os.getpid()):
@@ -397,17 +454,42 @@ def _short_path(scratch: Path) -> str:
     return str(link)
 
 
+def _start_launcher(
+    launch: Mapping[str, Any],
+    folder: Path,
+    environment: Mapping[str, str],
+    become_launcher: BecomeLauncher,
+) -> tuple[int, dict[str, Any]]:
+    """The launcher's process id, and how many paths are read-only for it or why none is."""
+    paths = [path for path in launch.get("read_only") or () if os.path.lexists(path)]
+    start = (launch, folder, environment, become_launcher)
+    launcher_pid, refusal = _fork_launcher(*start, paths)
+    if refusal is None:
+        return launcher_pid, {"bound_read_only": len(paths), "bind_refused": None}
+    os.waitpid(launcher_pid, 0)
+    launcher_pid, _ = _fork_launcher(*start, ())
+    return launcher_pid, {"bound_read_only": 0, "bind_refused": refusal}
+
+
 def _fork_launcher(
     launch: Mapping[str, Any],
     folder: Path,
     environment: Mapping[str, str],
     become_launcher: BecomeLauncher,
-) -> int:
+    read_only: Iterable[str],
+) -> tuple[int, str | None]:
+    """The launcher's process id; and why it has ended again, if `read_only` cannot be had."""
     cage_pid = os.getpid()
+    answer, say = os.pipe()
     launcher_pid = os.fork()
     if launcher_pid:
-        return launcher_pid
+        os.close(say)
+        with os.fdopen(answer) as stream:
+            return launcher_pid, stream.read() or None
     try:
+        os.close(answer)
+        if not _bound(read_only, say):
+            os._exit(0)
         die_with_parent(signal.SIGKILL, cage_pid)
         # A launcher that signals its own group must not reach the cage.
         os.setsid()
@@ -420,6 +502,18 @@ def _fork_launcher(
         sys.stderr.flush()
     finally:
         os._exit(127)
+
+
+def _bound(read_only: Iterable[str], say: int) -> bool:
+    """Whether what was wanted read-only is; why not is written to the descriptor `say`."""
+    with os.fdopen(say, "w") as stream:
+        try:
+            if read_only:
+                bind_read_only(read_only)
+        except (OSError, AttributeError) as error:
+            stream.write(str(getattr(error, "strerror", None) or error))
+            return False
+    return True
 
 
 def redirect(output: Path, errors: Path) -> None:

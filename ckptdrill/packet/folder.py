@@ -14,7 +14,7 @@ from ckptdrill import store
 from ckptdrill.errors import UserError
 from ckptdrill.model import JsonValue
 from ckptdrill.packet import html, machine, markdown
-from ckptdrill.packet.view import PacketView, StoredCell, build
+from ckptdrill.packet.view import BOUND, PacketView, StoredCell, build
 from ckptdrill.store import RunFolder
 
 
@@ -41,7 +41,8 @@ def read(run: RunFolder) -> PacketView:
     folder = run.root / "cells"
     names = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     launches = _read_launches(run)
-    return build(about, [_read_cell(run, name, launches) for name in names])
+    cells = [_read_cell(run, name, launches) for name in names]
+    return build(about, cells, _read_optional(run, run.sources.name, []))
 
 
 def _read_cell(run: RunFolder, cell_id: str, launches: Mapping[str, JsonValue]) -> StoredCell:
@@ -60,11 +61,16 @@ def _read_cell(run: RunFolder, cell_id: str, launches: Mapping[str, JsonValue]) 
 
 
 def _read_launches(run: RunFolder) -> dict[str, JsonValue]:
-    """launch.json of every launch that began; cells share launches, so each is read once."""
+    """launch.json of every launch that began, with what exit.json says of its read-only binds;
+    cells share launches, so each is read once.
+    """
     found: dict[str, JsonValue] = {}
     for path in sorted(run.root.glob("launches/*/launch.json")):
         with contextlib.suppress(UserError, OSError, RecursionError):
-            found[path.parent.name] = store.read_json(path)
+            launch = store.read_json(path)
+            ended = _read_optional(run, f"launches/{path.parent.name}/exit.json", [])
+            bound = {key: ended.get(key) for key in BOUND} if isinstance(ended, dict) else {}
+            found[path.parent.name] = {**launch, **bound} if isinstance(launch, dict) else launch
     return found
 
 

@@ -81,6 +81,7 @@ def _run(run: RunView) -> dict[str, JsonValue]:
         "status": run.status,
         "started_utc": run.started_utc or None,
         "ended_utc": run.ended_utc or None,
+        "sources": to_json(run.sources),
         "recorded": run.raw,
         "not_recorded": list(run.missing),
     }

@@ -1,9 +1,9 @@
 """What a packet says, as one frozen object. Pure: no file, no clock, and no verdict made here.
 
-`build` takes run.json and the stored plan and verdict of every cell, in any order. Each cell is
-decoded on its own, so that one damaged file costs one cell: without a readable verdict a cell is
-Unproven, whatever else is known about it. Then the cells are put in order, worst first, counted,
-summed up in one sentence and laid out as a grid of source and target against drill.
+`build` takes run.json, sources.json, and the stored plan and verdict of every cell, in any order.
+Each cell is decoded on its own, so that one damaged file costs one cell: without a readable verdict
+a cell is Unproven, whatever else is known about it. Then the cells are put in order, worst first,
+counted, summed up in one sentence and laid out as a grid of source and target against drill.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from ckptdrill.packet.documented import ClaimView
 PHASES = ("read", "deserialize", "reshard", "initialize", "validate")
 _RECORDED = ("versions", "environments", "node", "source_unchanged")
 _ENVIRONMENT_COLUMNS = ("python", "torch", "cuda")
+# What exit.json says of a launch's read-only view of the sources.
+BOUND = ("bound_read_only", "bind_refused")
 _RANK_FACT = re.compile(r"launches/([^/]+)/(rank\d+)\.jsonl:(\d+)")
 # What decoding a file of another shape, or of a newer ckptdrill, raises.
 _NOT_A_NOUN = (TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -50,7 +52,8 @@ _NOT_A_NOUN = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 class StoredCell:
     """The files of one cell as JSON values; None where a file is missing or could not be read.
 
-    `launches` maps the id of each launch of the run that began to its launch.json.
+    `launches` maps the id of each launch of the run that began to its launch.json, with the keys
+    BOUND of its exit.json.
     """
 
     id: str
@@ -98,7 +101,8 @@ class LaunchView:
     """One launch of a cell, by the part that it plays.
 
     `launcher` says how it was started, `guard` how the checkpoint that it was given was kept apart
-    from the source; both are empty where nothing is recorded.
+    from the source, and whether it saw the sources read-only; both are empty where nothing is
+    recorded.
     """
 
     part: str
@@ -213,6 +217,21 @@ class Section:
 
 
 @dataclass(frozen=True)
+class SourceView:
+    """A checkpoint that was restored: what was compared before and after, and what differed.
+
+    `unchanged` is None where it was not read again.
+    """
+
+    path: str
+    of: str
+    files: int
+    size_bytes: int
+    unchanged: bool | None
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunView:
     """The run itself: where, with what, and whether its source stayed as it was."""
 
@@ -227,6 +246,7 @@ class RunView:
     source_changes: tuple[str, ...]
     launcher: str
     guard: str
+    sources: tuple[SourceView, ...]
     sections: tuple[Section, ...]
     environment_columns: tuple[str, ...]
     environments: tuple[tuple[str, ...], ...]
@@ -264,12 +284,16 @@ class PacketView:
 # Building
 
 
-def build(run_json: Mapping[str, JsonValue], cells: Iterable[StoredCell]) -> PacketView:
-    """The view of a run from run.json and its stored cells; equal input gives an equal view."""
+def build(
+    run_json: Mapping[str, JsonValue], cells: Iterable[StoredCell], sources: JsonValue = None
+) -> PacketView:
+    """The view of a run from run.json, its stored cells and sources.json; equal input gives an
+    equal view.
+    """
     stack = documented.stack_of(run_json.get("stack"))
     views = [_cell(stored, stack) for stored in cells]
     views.sort(key=lambda view: (view.severity, view.expected, view.id))
-    run = _run(run_json, views)
+    run = _run(run_json, views, sources)
     code = _exit_code(run, views)
     return PacketView(
         run=run,
@@ -348,7 +372,7 @@ def _drill_order(drill: str) -> tuple[bool, str]:
 # The run
 
 
-def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView]) -> RunView:
+def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView], sources: JsonValue) -> RunView:
     started, ended = (_text_of(about.get(key)) for key in ("started_utc", "ended_utc"))
     launcher, guard = _launcher(about), _guard(about, cells)
     unwritten = [name for name, found in (("launcher", launcher), ("guard", guard)) if not found]
@@ -367,6 +391,7 @@ def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView]) -> RunView:
         source_changes=_texts(about.get("source_changes")),
         launcher=launcher,
         guard=guard,
+        sources=_sources(sources),
         sections=_sections(about),
         environment_columns=columns,
         environments=rows,
@@ -394,7 +419,34 @@ def _guard(about: Mapping[str, JsonValue], cells: Sequence[CellView]) -> str:
         return _text_of(guard.get("level"))
     used = {launch.guard for cell in cells for launch in cell.launches}
     used |= {cell.damage.guard for cell in cells if cell.damage}
-    return ", ".join(sorted(used - {""}))
+    return "; ".join(sorted(used - {""}))
+
+
+def _sources(stored: JsonValue) -> tuple[SourceView, ...]:
+    found = stored.get("sources") if isinstance(stored, Mapping) else None
+    views: list[SourceView] = []
+    for each in found if isinstance(found, list) else ():
+        with contextlib.suppress(*_NOT_A_NOUN):
+            views.append(_source(each))
+    return tuple(views)
+
+
+def _source(stored: JsonValue) -> SourceView:
+    changes = tuple(_source_change(change) for change in stored["changes"])
+    compared = stored["after"] is not None
+    return SourceView(
+        path=str(stored["path"]),
+        of=str(stored["of"]),
+        files=len(stored["before"]),
+        size_bytes=sum(int(record[0]) for record in stored["before"].values()),
+        unchanged=not changes if compared or changes else None,
+        changes=changes,
+    )
+
+
+def _source_change(change: JsonValue) -> str:
+    running = ", ".join(map(str, change["running"]))
+    return f"{change['file']}: {change['how']}" + (f", while {running} ran" if running else "")
 
 
 def _texts(value: JsonValue) -> tuple[str, ...]:
@@ -585,8 +637,17 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
         stop_step=launch.stop_step,
         restores=f"step {restores.step} of {restores.launch_id}{damaged}" if restores else "",
         launcher=_text_of(about.get("launcher")),
-        guard=_text_of(about.get("guard")),
+        guard=_launch_guard(about),
     )
+
+
+def _launch_guard(about: Mapping[str, JsonValue]) -> str:
+    """`reflink, read-only-bind`, or why the second was not to be had."""
+    count, refused = (about.get(key) for key in BOUND)
+    bind = "read-only-bind" if count else ""
+    if refused:
+        bind = f"no read-only-bind ({refused})"
+    return ", ".join(filter(None, (_text_of(about.get("guard")), bind)))
 
 
 def _damage(plan: Plan, record: JsonValue) -> DamageView | None:

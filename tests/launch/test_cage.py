@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -317,3 +318,127 @@ def test_the_cage_itself_needs_no_package_and_starts_fast(bench: Any) -> None:
     ended = bench.finish(start_cold(bench.describe("", command=["true"]), bench.pack))
     print(f"cage around `true`: {time.monotonic() - began:.2f} s")  # noqa: T201
     assert ended["returncode"] == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# What a launch must not write
+
+# Everything that a job may do to a checkpoint that is not its own, each by itself.
+ATTACKS = """
+import json, os, shutil, subprocess, sys
+target, outcomes = sys.argv[1] if len(sys.argv) > 1 else TARGET, {}
+def attempt(name, act):
+    try:
+        act()
+        outcomes[name] = "done"
+    except OSError as error:
+        outcomes[name] = os.strerror(error.errno)
+file = os.path.join(target, "shard")
+attempt("write", lambda: open(file, "r+b").write(b"X"))
+attempt("truncate", lambda: os.truncate(file, 0))
+attempt("delete", lambda: os.unlink(file))
+attempt("rename", lambda: os.rename(file, file + "2"))
+attempt("touch", lambda: os.utime(file))
+attempt("chmod", lambda: os.chmod(file, 0o777))
+attempt("link", lambda: os.link(file, "alias"))
+attempt("add", lambda: open(file + "3", "w"))
+attempt("move the folder", lambda: os.rename(target, target + "2"))
+attempt("remove the folder", lambda: shutil.rmtree(target))
+os.makedirs("out", exist_ok=True)
+scratch = os.path.join(os.environ["TMPDIR"], "x")
+attempt("own", lambda: (open(scratch, "w").close(), os.rename(scratch, "out/x")))
+os.symlink(target, "out/link")
+attempt("through a link", lambda: open("out/link/shard", "w"))
+json.dump(outcomes, open("outcomes.json", "w"))
+"""
+ALLOWED = {"own"}
+
+
+def namespaces_allowed() -> bool:
+    """Whether this machine lets us have a mount namespace at all: a container may not."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            cage.bind_read_only(["/tmp"])
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+needs_namespaces = pytest.mark.skipif(
+    not namespaces_allowed(), reason="this machine allows no mount namespace"
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "shard").write_bytes(b"state")
+    return folder
+
+
+def attack(bench: Any, checkpoint: Path, **keys: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """What exit.json says, and what came of every attempt, made by a child of the launcher."""
+    inner = ATTACKS.replace("TARGET", repr(str(checkpoint)))
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
+    ended = bench.run(program, **keys)
+    return ended, json.loads(bench.read("outcomes.json"))
+
+
+@needs_namespaces
+def test_what_is_out_of_reach_is_read_only_for_everything_a_launch_starts(
+    bench: Any, checkpoint: Path
+) -> None:
+    absent = str(checkpoint.with_name("absent"))
+    ended, outcomes = attack(bench, checkpoint, read_only=[str(checkpoint), absent])
+    assert (ended["bound_read_only"], ended["bind_refused"]) == (1, None)
+    assert {name for name, outcome in outcomes.items() if outcome == "done"} == ALLOWED
+    assert sorted(path.name for path in checkpoint.iterdir()) == ["shard"]
+    assert (checkpoint / "shard").read_bytes() == b"state"
+    assert str(checkpoint) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_without_a_word_nothing_is_out_of_reach(bench: Any, checkpoint: Path) -> None:
+    ended, outcomes = attack(bench, checkpoint)
+    assert (ended["bound_read_only"], ended["bind_refused"]) == (0, None)
+    assert outcomes["write"] == outcomes["delete"] == "done"
+
+
+def test_a_launch_runs_without_what_the_kernel_refuses(bench: Any, checkpoint: Path) -> None:
+    nowhere = checkpoint / "nowhere"
+    nowhere.symlink_to("absent")
+    ended, outcomes = attack(bench, checkpoint, read_only=[str(checkpoint), str(nowhere)])
+    assert ended["returncode"] == 0
+    assert ended["bound_read_only"] == 0
+    assert ended["bind_refused"]
+    assert outcomes["write"] == "done"
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_somebody_without_rights_keeps_the_own_name_behind_the_binds() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        (folder / "source").mkdir(mode=0o777)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+                cage._prctl(4, 1)  # dumpable again, as after an exec: /proc/self is ours
+                cage.bind_read_only([str(folder / "source")])
+                (folder / "own").touch()
+                assert (os.getuid(), os.getgid()) == (65534, 65534)
+                assert (folder / "own").stat().st_uid == 65534
+                with pytest.raises(OSError, match="Read-only"):
+                    (folder / "source" / "x").touch()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert (folder / "own").stat().st_uid == 65534

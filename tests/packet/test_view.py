@@ -187,6 +187,52 @@ def test_launcher_and_guard_come_from_the_launches(
     assert (found["restore"], found["source"]) == (("warm", "reflink"), ("", ""))
 
 
+@pytest.mark.parametrize(
+    ("bound", "refused", "words"),
+    [
+        (2, None, "copy, read-only-bind"),
+        (0, "unshare: Operation not permitted", "copy, no read-only-bind (unshare: Operation not"),
+        (0, None, "copy"),
+        (None, None, "copy"),
+    ],
+)
+def test_the_guard_of_a_launch_says_why_a_level_is_missing(
+    run_json: dict[str, Any], passing: Passing, bound: int | None, refused: str | None, words: str
+) -> None:
+    begun = {"guard": "copy", "bound_read_only": bound, "bind_refused": refused}
+    cell = dataclasses.replace(passing("a"), launches={"restore-a": begun})
+    restore = next(each for each in build(run_json, [cell]).cells[0].launches if each.guard)
+    assert restore.guard.startswith(words)
+    assert words == "copy" or restore.guard != "copy"
+
+
+def source_record(**keys: Any) -> dict[str, Any]:
+    files = {"a": [3, 1, 7, "ff"], "b": [4, 1, 8, "00"]}
+    return {
+        "path": "/ck",
+        "of": "start_from",
+        "before": files,
+        "after": files,
+        "changes": [],
+        **keys,
+    }
+
+
+def test_each_source_is_shown_with_what_was_compared(run_json: dict[str, Any]) -> None:
+    change = {"file": "a", "how": "content changed", "running": ["restore.x"]}
+    stored = [
+        source_record(),
+        source_record(changes=[change]),
+        source_record(after=None),
+        {"path": "/of-another-form"},
+    ]
+    same, changed_one, unread = build(run_json, [], {"sources": stored}).run.sources
+    assert (same.files, same.size_bytes, same.unchanged, same.changes) == (2, 7, True, ())
+    assert changed_one.unchanged is False
+    assert changed_one.changes == ("a: content changed, while restore.x ran",)
+    assert unread.unchanged is None
+
+
 def test_phases_that_were_not_measured_are_named(
     run_json: dict[str, Any], passing: Passing
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -17,6 +17,14 @@ from ckptdrill import resources
 from ckptdrill.errors import UserError
 from ckptdrill.model import Claim, JsonValue, Plan
 from ckptdrill.spelling import did_you_mean, listed
+
+# Every drill that a matrix may mean; a file is what makes one of them available.
+KNOWN = (
+    *("baseline", "dp-shrink", "dp-grow", "tp-change", "pp-change", "topology-change"),
+    *("sharding-change", "zero-stage-change", "replacement-nodes", "version-skew"),
+    *("interrupted-save", "corrupt-shard", "lying-pointer", "memory-tier-loss", "storage-stall"),
+    *("mid-accumulation", "chained-resume", "older-step", "semantic-change"),
+)
 
 # What a parameter may be: one of a few values, or anything of a type.
 Allowed = tuple[JsonValue, ...] | type
@@ -46,8 +54,7 @@ def load(name: str) -> Drill:
     """
     available = names()
     if name not in available:
-        near = did_you_mean(name, available)
-        raise UserError(f"no drill {name!r}{near}", hint=f"available: {listed(available)}")
+        raise UserError(absence(name, available), hint=f"available: {listed(available)}")
     path = resources.drills_dir() / f"{name.replace('-', '_')}.py"
     module = _import(name, path)
     problem = _problem(module)
@@ -60,6 +67,13 @@ def load(name: str) -> Drill:
         parameters=MappingProxyType(dict(module.PARAMETERS)),
         plan=module.plan,
     )
+
+
+def absence(name: str, available: Iterable[str]) -> str:
+    """What to say of a drill that is not `available`: known, misspelt, or neither."""
+    if name in KNOWN:
+        return f"the drill {name!r} is known, but not in this version"
+    return f"no drill {name!r}{did_you_mean(name, available)}"
 
 
 def refusal(parameter: Allowed, value: JsonValue) -> str | None:

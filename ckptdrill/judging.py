@@ -14,11 +14,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import repeat
 from pathlib import PurePosixPath
 
 from ckptdrill import claims, journal, placeholders
+from ckptdrill.journal import Entry, StepState
 from ckptdrill.judge import table
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.matrix import Matrix
@@ -49,7 +50,7 @@ def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Ve
 
     Every cell is judged by itself, so a large run is divided among the cores.
     """
-    about = (run, matrix, _skipped(run))
+    about = (run, matrix, journal.replay(run))
     with _no_collection():
         desk = _Desk(*about)
         controls = {
@@ -78,10 +79,10 @@ def _judged(
     given: Sequence[tuple[Plan, str | None]],
     run: RunFolder,
     matrix: Matrix,
-    skipped: Mapping[str, str],
+    latest: Mapping[str, Entry],
 ) -> list[Verdict]:
     """Judge these plans, each beside why its control failed, and write each verdict."""
-    desk = _Desk(run, matrix, skipped)
+    desk = _Desk(run, matrix, latest)
     verdicts = []
     with _no_collection():
         for plan, control_failed in given:
@@ -96,12 +97,22 @@ class _Desk:
 
     run: RunFolder
     matrix: Matrix
-    skipped: Mapping[str, str]
+    latest: Mapping[str, Entry]  # the last entry of every step in the journal
+
+    @cached_property
+    def _skipped(self) -> Mapping[str, str]:
+        return {step: _why(entry) for step, entry in self.latest.items() if entry.lost}
 
     @cached_property
     def _record(self) -> Callable[[str, int], LaunchRecord]:
         """A launch's facts; those that cells share stay, those of one restore make room."""
-        return lru_cache(maxsize=_LAUNCHES_KEPT)(partial(read_launch, self.run))
+        return lru_cache(maxsize=_LAUNCHES_KEPT)(self._read)
+
+    def _read(self, launch: str, world_size: int) -> LaunchRecord:
+        # What a run that was stopped took down with it says nothing about the job.
+        if launch in self.latest and self.latest[launch].state is not StepState.ENDED:
+            return LaunchRecord(launch, (), None, world_size)
+        return read_launch(self.run, launch, world_size)
 
     def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
         """The verdict of one plan; a chain that breaks at its first resume ends there."""
@@ -115,7 +126,7 @@ class _Desk:
     def _evidence(self, plan: Plan, control_failed: str | None) -> Evidence:
         launches = [step for step in plan.steps if isinstance(step, Launch)]
         records = {each.id: self._record(each.id, each.topology.world_size) for each in launches}
-        return _evidence(self.run, self.matrix, plan, records, self.skipped, control_failed)
+        return _evidence(self.run, self.matrix, plan, records, self._skipped, control_failed)
 
 
 def _control_id(plan: Plan) -> str:
@@ -239,8 +250,11 @@ def _resume_only(job: Job) -> tuple[str, ...]:
     return tuple(" ".join(option) for option in told)
 
 
-def _skipped(run: RunFolder) -> Mapping[str, str]:
-    return {step: entry.lost for step, entry in journal.replay(run).items() if entry.lost}
+def _why(entry: Entry) -> str:
+    """Why a step has nothing to show, in words."""
+    if entry.state in (StepState.STARTED, StepState.INTERRUPTED):
+        return "the run was stopped while this was running"
+    return entry.lost or ""
 
 
 def _write_verdict(run: RunFolder, plan: Plan, verdict: Verdict) -> None:

@@ -442,7 +442,8 @@ def _derived(reading: _Reading, source: _Place, target: _Place, at: Location) ->
     if name in available:
         return name
     change = f"{source.label}->{target.label} is the drill {name!r}"
-    reading.note(at, f"{change}, which is not available; available: {listed(available)}")
+    missing = "known, but not in this version" if name in drill_files.KNOWN else "not available"
+    reading.note(at, f"{change}, which is {missing}; available: {listed(available)}")
     return None
 
 
@@ -524,8 +525,7 @@ def _choices(reading: _Reading, entry: EntrySection, at: Location) -> list[_Choi
 def _choice(reading: _Reading, section: DrillSection, at: Location) -> _Choice | None:
     available = reading.drill_names
     if section.name not in available:
-        near = did_you_mean(section.name, available)
-        message = f"no drill {section.name!r}{near}; allowed: {listed(available)}"
+        message = f"{drill_files.absence(section.name, available)}; allowed: {listed(available)}"
         place = at if at in reading.document.texts else (*at, section.name)
         reading.note(place, message, of_key=place != at)
         return None

@@ -171,9 +171,24 @@ class JobSection(Section):
         if self.restore_step is not None and self.restore_step not in self.saves:
             allowed = f"allowed: one of saves, {self.saves}"
             raise _wrong(f"found {self.restore_step}; {allowed}", "restore_step")
+        if "step" not in placeholders.used(self.checkpoint):
+            self._check_root()
         if self.start_step is not None and self.saves[0] <= self.start_step:
             allowed = f"allowed: steps after start_step, {self.start_step}"
             raise _wrong(f"begins at {self.saves[0]}; {allowed}", "saves")
+
+    def _check_root(self) -> None:
+        """All saves go to one place: a root of generations, or a file that is written again. What
+        is restored is then what the job leaves there at its end, which only the owner can name.
+        """
+        if len(self.saves) > 1 and self.restore_step is None:
+            allowed = (
+                "allowed: {step} in it, or beside it restore_step: the step found there at last"
+            )
+            raise _wrong(
+                f"found {self.checkpoint!r}, one place for the saves {self.saves}; {allowed}",
+                "checkpoint",
+            )
 
 
 class EnvironmentSection(Section):

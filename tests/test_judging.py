@@ -194,6 +194,25 @@ def test_why_a_step_never_ran_comes_from_the_journal(tmp_path: Path) -> None:
     assert (verdict.reason, verdict.explanation) == (Reason.NOT_RUN, "no room for 1 rank")
 
 
+@pytest.mark.parametrize("cut", ["source", "restore"])
+@pytest.mark.parametrize("state", [StepState.STARTED, StepState.INTERRUPTED])
+def test_what_was_cut_down_with_the_run_has_not_run(
+    tmp_path: Path, cut: str, state: StepState
+) -> None:
+    """The cage of a killed runner ends its launch and still writes how: that is no verdict."""
+    run, plans = on_disk(tmp_path, BASELINE, SHRUNK.ended(error="terminated"))
+    plan = plans[1]
+    for step in plan.steps:
+        journal.record(run, step.id, StepState.STARTED)
+        journal.record(run, step.id, StepState.ENDED)
+    assert judge_run(run, matrix(), plans)[1].reason is not Reason.NOT_RUN
+    journal.record(run, getattr(plan, cut).id, state)
+    verdict = judge_run(run, matrix(), plans)[1]
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.NOT_RUN)
+    assert verdict.explanation == "the run was stopped while this was running"
+    assert "--resume" in verdict.next_move
+
+
 def test_a_torn_fact_is_a_missing_fact(tmp_path: Path) -> None:
     run, plans = on_disk(tmp_path, BASELINE)
     path = run.launch("restore.fsdp2.baseline") / "rank1.jsonl"

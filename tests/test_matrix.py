@@ -138,12 +138,37 @@ def test_sections_become_nouns(shipped: Path) -> None:
     assert found.policy.approved == {"args.max_steps": "longer run"}
 
 
+@pytest.mark.parametrize(
+    ("template", "saves", "restore_step", "good"),
+    [
+        ("{out}", "[6, 9]", "", False),
+        ("{out}", "[6, 9]", "restore_step: 6", True),  # a root of generations, on purpose
+        ("{out}", "[6]", "", True),
+        ("{out}/{step}", "[6, 9]", "", True),
+    ],
+)
+def test_one_place_for_several_saves_needs_a_word_on_what_is_restored(
+    template: str, saves: str, restore_step: str, good: bool
+) -> None:
+    text = edited(
+        ('checkpoint: "{out}/step-{step}"', f'checkpoint: "{template}"'),
+        ("saves: [4, 8]\n  restore_step: 4", f"saves: {saves}\n  {restore_step}"),
+    )
+    if good:
+        assert parse(text).job.restore_step == 6
+        return
+    with pytest.raises(
+        UserError, match=r"job\.checkpoint: found '\{out\}', one place for the saves"
+    ):
+        parse(text)
+
+
 def test_the_smallest_matrix_has_defaults() -> None:
     text = """\
     job:
       module: pkg.train
       args: ["--out={out}"]
-      checkpoint: "{out}"
+      checkpoint: "{out}/{step}"
       saves: [6, 9]
     topologies: {1: {}}
     matrix: [{source: 1}]
@@ -628,6 +653,11 @@ BAD: dict[str, tuple[str | bytes, str, tuple[str, ...]]] = {
         "27:26",
         ("matrix[0].drill: no drill", "'dp-shrink'"),
     ),
+    "drill of another version": (
+        entries("- {source: two, drill: storage-stall}"),
+        "27:26",
+        ("the drill 'storage-stall' is known, but not in this version", "allowed: ", "dp-shrink"),
+    ),
     "drill path": (
         entries("- {source: two, drill: ../jobs/train}"),
         "27:26",
@@ -769,7 +799,10 @@ def test_a_change_without_its_drill_lists_what_there_is(
     (tmp_path / "baseline.py").write_text((shipped / "baseline.py").read_text())
     monkeypatch.setattr(resources, "drills_dir", lambda: tmp_path)
     message = refusal(entries("- {source: two, target: one}"))
-    expected = "two->one is the drill 'dp-shrink', which is not available; available: baseline"
+    expected = (
+        "two->one is the drill 'dp-shrink', which is known, but not in this version; "
+        "available: baseline"
+    )
     assert f"m.yaml:27:5: matrix[0]: {expected}" in message
 
 

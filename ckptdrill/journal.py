@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ from pathlib import Path
 from ckptdrill.errors import UserError
 from ckptdrill.model import Launch, Step
 from ckptdrill.store import RunFolder, append_line, read_lines, safe_name
+
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 
 
 class StepState(StrEnum):
@@ -52,15 +55,17 @@ class Entry:
 def create(runs: Path, matrix_name: str, now: datetime) -> RunFolder:
     """A fresh folder `runs/<matrix>/<UTC time>`, and `latest` beside it pointing to it.
 
-    A clock that stands still or jumps back adds a number instead of meeting an older run. Raises
-    UserError when the folder cannot be written.
+    Names sort in the order in which the runs began: where the clock stands still or has jumped
+    back, the newest time is taken again, with a number. Raises UserError when the folder cannot be
+    written.
     """
     parent = runs / safe_name(matrix_name)
-    stamp = now.strftime("%Y-%m-%dT%H-%M-%SZ")
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        known = [name[0] for path in parent.iterdir() if (name := _STAMP.match(path.name))]
+        stamp = max((now.strftime("%Y-%m-%dT%H-%M-%SZ"), *known))
         for number in itertools.count(1):
-            root = parent / (stamp if number == 1 else f"{stamp}-{number}")
+            root = parent / (stamp if number == 1 else f"{stamp}-{number:03d}")
             try:
                 root.mkdir()
             except FileExistsError:
@@ -80,9 +85,16 @@ def create(runs: Path, matrix_name: str, now: datetime) -> RunFolder:
 def locked(run: RunFolder) -> Iterator[None]:
     """Hold the run folder for this process; the kernel lets go of it when the process dies.
 
-    Raises UserError when another process holds it.
+    Raises UserError when another process holds it, or when nothing can be written there.
     """
-    descriptor = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to this run: {error.strerror}",
+            where=str(run.root),
+            hint="free some space, or copy the folder to where you may write",
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

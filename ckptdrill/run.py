@@ -38,11 +38,19 @@ from ckptdrill.step import (
     describe,
     ended_badly,
     inflict,
+    lost_to_a_full_disk,
     out_of_reach,
     prepare,
     unmet,
 )
-from ckptdrill.store import RunFolder, read_json, read_launch, write_atomic, write_json
+from ckptdrill.store import (
+    RunFolder,
+    last_bytes,
+    read_json,
+    read_launch,
+    write_atomic,
+    write_json,
+)
 
 _POLL_S = 0.02
 # How long cages get to end their launches after an interruption.
@@ -91,6 +99,7 @@ class _Live:
     warm: WarmParents
     over: dict[str, Entry]
     watch: sources.Watch
+    began: float = field(default_factory=time.monotonic)
     running: dict[str, local.Running] = field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     verdicts: dict[Pair, str | None] = field(default_factory=dict)
@@ -342,11 +351,29 @@ def _collect(live: _Live, step_id: str) -> bool:
     live.watch.saved(step_id)
     del live.running[step_id], live.devices[step_id]
     exit_file = running.folder / "exit.json"
-    if exit_file.exists():
-        _finish(live, step_id, StepState.ENDED, ended_badly(read_json(exit_file)))
-    else:
+    if not exit_file.exists():
         _finish(live, step_id, StepState.FAILED, "its cage left no exit.json")
+        return True
+    badly = ended_badly(read_json(exit_file))
+    no_room = _no_room(live, live.setting.launch(step_id), badly)
+    state = StepState.FAILED if no_room else StepState.ENDED
+    _finish(live, step_id, state, no_room or badly)
     return True
+
+
+def _no_room(live: _Live, launch: Launch, badly: str | None) -> str | None:
+    """Why a launch is to run again once there is room; None when its record is whole."""
+    ranks = live.run.launch(launch.id).glob("rank*.jsonl")
+    if not badly and not any(b'"lost":' in last_bytes(path) for path in ranks):
+        return None
+    record_of_it = read_launch(live.run, launch.id, launch.topology.world_size)
+    return lost_to_a_full_disk(launch, record_of_it, badly, _free_bytes(live.run.root))
+
+
+def _free_bytes(folder: Path) -> int:
+    """What this user may still write: root also what is kept back from all others."""
+    there = os.statvfs(folder)
+    return there.f_frsize * (there.f_bfree if os.geteuid() == 0 else there.f_bavail)
 
 
 def _finish(live: _Live, step_id: str, state: StepState, reason: str | None = None) -> None:
@@ -416,6 +443,7 @@ def _closed(live: _Live) -> Outcome:
         launchers=dict(outcome.launchers),
         source_unchanged=not outcome.source_changes,
         source_changes=list(outcome.source_changes),
+        took_s=_took_s(live),
     )
     for change in outcome.source_changes:
         live.options.report(Event(text=f"SOURCE CHANGED: {change}"))
@@ -428,13 +456,29 @@ def _stop(live: _Live) -> None:
         running.terminate()
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while live.running and time.monotonic() < deadline:
-        for step_id in [i for i, running in live.running.items() if running.poll()]:
+        for step_id in [i for i, running in live.running.items() if _is_over(running)]:
             del live.running[step_id]
             with contextlib.suppress(UserError):  # a full disk is what we may be stopping for
                 record(live.run, step_id, StepState.INTERRUPTED)
             live.options.report(Event(step_id, StepState.INTERRUPTED))
         time.sleep(_POLL_S)
     live.warm.close()
+    with contextlib.suppress(UserError):
+        _note(live.run, took_s=_took_s(live))
+
+
+def _took_s(live: _Live) -> float:
+    """Seconds that launches were carried out, in all processes of this run."""
+    took_s: float = _noted(live.run).get("took_s", 0.0)
+    return took_s + time.monotonic() - live.began
+
+
+def _is_over(running: local.Running) -> bool:
+    """On a full disk the record of a launch cannot be written: it is over all the same."""
+    try:
+        return running.poll()
+    except OSError:
+        return True
 
 
 def _interrupted(live: _Live) -> UserError:
@@ -448,17 +492,28 @@ def _interrupted(live: _Live) -> UserError:
 
 @contextmanager
 def _explained(run: RunFolder) -> Iterator[None]:
-    """A disk that is full or may not be written is the user's to mend."""
+    """A disk that is full or may not be written is the user's to mend: what has been recorded
+    stands, and the run goes on later.
+    """
     try:
         yield
-    except OSError as error:
-        full = error.errno in _DISK_FULL
+    except (UserError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, UserError) else error
+        if not isinstance(cause, OSError):
+            raise
+        full = cause.errno in _DISK_FULL
         mend = "free some space" if full else "see that this can be read and written"
+        begun = run.journal.exists()
         raise UserError(
-            f"cannot go on: {error.strerror or error}",
-            where=str(error.filename or run.root),
+            f"cannot go on: {_reason(error)}",
+            where=str(cause.filename or run.root),
             hint=f"{mend}, then continue with --resume",
+            code=ExitCode.UNPROVEN if begun else ExitCode.USAGE,
         ) from error
+
+
+def _reason(error: UserError | OSError) -> str:
+    return _first_line(error) if isinstance(error, UserError) else error.strerror or str(error)
 
 
 def _raise_if_disk_full(error: UserError | OSError) -> None:

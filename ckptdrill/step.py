@@ -9,6 +9,7 @@ waits for a process: `run` starts what is described here and comes back when it 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +21,19 @@ from ckptdrill import damage as damage_kinds
 from ckptdrill.isolate import private_copy
 from ckptdrill.launch.local import job_environment
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Checkpoint, Damage, Launch, Step, Topology, to_json
+from ckptdrill.model import Checkpoint, Damage, Launch, LaunchRecord, Step, Topology, to_json
 from ckptdrill.placeholders import fill, placeholder_values, used
 from ckptdrill.store import RunFolder, write_json
 
 # How long the ranks of a launch wait for each other when they agree where to end.
 _AGREE_TIMEOUT_S = 60.0
+# What says that a write found no room, also where torch has swallowed the system's own words.
+_NO_ROOM = re.compile(
+    r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing"
+    r"|unexpected pos \d+ vs"
+)
+# Less than what a launch itself leaves.
+_SPARE_BYTES = 1 << 20
 # A pointer names a step or a folder; anything larger is data.
 _LARGEST_POINTER_BYTES = 4096
 
@@ -210,6 +218,22 @@ def ended_badly(exit_record: Mapping[str, Any]) -> str | None:
         return f"was ended by {_signal_name(int(exit_record['signal']))}"
     if exit_record.get("returncode"):
         return f"ended with exit code {exit_record['returncode']}"
+    return None
+
+
+def lost_to_a_full_disk(
+    launch: Launch, record: LaunchRecord, badly: str | None, free_bytes: int
+) -> str | None:
+    """Why what a launch left is no evidence: the disk was full while it ran, and no fault of the
+    plan filled it. `badly` is what `ended_badly` says.
+    """
+    if launch.fault is not None:
+        return None
+    if any("lost" in fact.data for fact in record.facts):
+        return "the disk was full while it ran: facts were lost"
+    messages = (each["message"] for fact in record.of("crashed") for each in fact.data["error"])
+    if badly and (free_bytes < _SPARE_BYTES or any(map(_NO_ROOM.search, messages))):
+        return f"the disk was full while it ran: it {badly}"
     return None
 
 

@@ -7,6 +7,7 @@ derived files last and atomically (temporary name, fsync, rename, fsync of the d
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptdrill import columns
-from ckptdrill.errors import UserError
+from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.model import Fact, LaunchRecord
 
 RUN_FORMAT_VERSION = 2  # 1 told the facts of tensors leaf by leaf; such runs are read as ever
 MANIFEST_NAME = "manifest-sha256.txt"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,120}")
 # Scratch of running launches, and the checkpoints under drill: never evidence, never listed.
 _NOT_EVIDENCE = ("work", "warm")
@@ -177,6 +179,16 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 continue
 
 
+def last_bytes(path: Path, count: int = 65536) -> bytes:
+    """The end of a file; nothing where there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - count))
+            return stream.read()
+    except OSError:
+        return b""
+
+
 def read_launch(run: RunFolder, launch_id: str, world_size: int) -> LaunchRecord:
     """All facts of one launch, rank by rank, in file order."""
     folder = run.launch(launch_id)
@@ -281,4 +293,5 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
         f"cannot write {path.name}: {error.strerror or error}",
         where=str(path.parent),
         hint="free some space or choose another --runs folder, then continue with --resume",
+        code=ExitCode.UNPROVEN if error.errno in _DISK_FULL else ExitCode.USAGE,
     )

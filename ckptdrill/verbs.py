@@ -40,6 +40,7 @@ from ckptdrill.store import (
     RunFolder,
     read_json,
     read_launch,
+    write_atomic,
     write_json,
 )
 
@@ -199,7 +200,7 @@ def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
                 hint="start a new run without --resume",
             )
         return
-    folder.matrix.write_bytes(matrix.text)
+    write_atomic(folder.matrix, matrix.text)
     write_json(
         folder.run_json,
         {

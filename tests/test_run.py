@@ -5,6 +5,7 @@ before what, and that a run which was stopped anywhere ends as if it had not bee
 """
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -32,6 +33,8 @@ from ckptdrill.model import (
     Damage,
     DamageKind,
     Environment,
+    Fault,
+    FaultKind,
     Job,
     Plan,
     Policy,
@@ -60,6 +63,7 @@ class Behaviour:
     saves: bool = True
     loss: float = 1.0
     touches: Path | None = None
+    last_fact: dict[str, Any] | None = None
 
 
 @dataclass
@@ -115,7 +119,9 @@ class FakeRunning:
         self.machine.ended.append(self.launch["id"])
         for rank in range(self.launch["world_size"]):
             fact = {"fact": "stepped", "t": 1.5, "rank": rank, "step": 1, "loss": behaviour.loss}
-            (self.folder / f"rank{rank}.jsonl").write_text(json.dumps(fact) + "\n")
+            lines = [fact, {**fact, **behaviour.last_fact}] if behaviour.last_fact else [fact]
+            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            (self.folder / f"rank{rank}.jsonl").write_text(text)
         if behaviour.saves and not self.terminated:
             self._save()
         if behaviour.touches is not None:
@@ -669,6 +675,139 @@ def test_a_run_need_not_be_in_the_main_thread(machine: FakeMachine, tmp_path: Pa
 
 
 # --------------------------------------------------------------------------------------------------
+# Full disks
+
+
+def fails_without_room(message: str, **keys: Any) -> Behaviour:
+    crash = {"fact": "crashed", "error": [{"type": "OSError", "message": message}], **keys}
+    return Behaviour(returncode=1, saves=False, last_fact=crash)
+
+
+@pytest.mark.parametrize(
+    ("message", "full"),
+    [
+        ("[Errno 28] No space left on device", True),
+        ("PytorchStreamWriter failed writing file data/0: file write failed", True),
+        ("[Errno 122] Disk quota exceeded", True),
+        ("size mismatch for layer.weight", False),
+    ],
+)
+def test_what_a_full_disk_ended_is_no_evidence_and_runs_again(
+    machine: FakeMachine, tmp_path: Path, message: str, full: bool
+) -> None:
+    machine.behaviours[RESTORE_ONE] = fails_without_room(message)
+    _, outcome = carry_out(tmp_path)
+    entry = outcome.steps[RESTORE_ONE]
+    assert entry.state is (StepState.FAILED if full else StepState.ENDED)
+    assert entry.reason == (
+        "the disk was full while it ran: it ended with exit code 1"
+        if full
+        else "ended with exit code 1"
+    )
+    machine.behaviours.clear()
+    machine.started.clear()
+    _, outcome = carry_out(tmp_path, resume=True)
+    assert [step_id for step_id, _ in machine.started] == [RESTORE_ONE] * full
+    assert outcome.steps[RESTORE_ONE].state is StepState.ENDED
+
+
+def test_a_launch_that_found_no_room_for_facts_runs_again(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    machine.behaviours[RESTORE_ONE] = Behaviour(last_fact={"fact": "stopped", "lost": 2})
+    machine.behaviours[RESTORE_DAMAGED] = Behaviour(last_fact={"fact": "stopped", "a": {"lost": 2}})
+    _, outcome = carry_out(tmp_path)
+    reason = "the disk was full while it ran: facts were lost"
+    assert outcome.steps[RESTORE_ONE] == journal.Entry(StepState.FAILED, reason)
+    assert outcome.steps[RESTORE_DAMAGED].state is StepState.ENDED
+
+
+def test_a_launch_that_fails_where_no_byte_is_left_is_not_held_against_the_job(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.behaviours[RESTORE_ONE] = Behaviour(returncode=1)
+    monkeypatch.setattr(run_module, "_free_bytes", lambda _folder: 1000)
+    _, outcome = carry_out(tmp_path)
+    assert outcome.steps[RESTORE_ONE].state is StepState.FAILED
+    assert outcome.steps[RESTORE_DAMAGED].state is StepState.ENDED
+
+
+def test_a_planned_full_disk_is_evidence(machine: FakeMachine, tmp_path: Path) -> None:
+    planned = continues(TWO, ONE)
+    fault = Fault(FaultKind.ENOSPC)
+    planned = replace(planned, restore=replace(planned.restore, fault=fault))
+    machine.behaviours[RESTORE_ONE] = fails_without_room("[Errno 28] No space left on device")
+    _, outcome = carry_out(tmp_path, (planned,))
+    assert outcome.steps[RESTORE_ONE].state is StepState.ENDED
+
+
+def test_a_disk_that_is_full_stops_the_run_and_loses_no_line(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = os.write, [0]
+
+    def fill(descriptor: int, data: bytes) -> int:
+        written[0] += 1
+        if 9 <= written[0] <= 11:  # half a line still fits, then nothing
+            write(descriptor, data[: len(data) // 2] if written[0] == 9 else b"")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr("ckptdrill.store.os.write", fill)
+    with pytest.raises(UserError, match="No space left on device") as caught:
+        carry_out(tmp_path)
+    assert caught.value.code is ExitCode.UNPROVEN
+    assert "continue with --resume" in str(caught.value)
+    assert machine.running == {}
+    before = journal.replay(RunFolder(tmp_path / "run"))
+    assert before
+    done = {step_id for step_id, entry in before.items() if not entry.lost}
+    machine.started.clear()
+    _, outcome = carry_out(tmp_path, resume=True)
+    assert {entry.state for entry in outcome.steps.values()} == {StepState.ENDED}
+    assert not done & {step_id for step_id, _ in machine.started}
+
+
+def test_a_launch_whose_end_cannot_be_written_stops_the_run_and_no_wait_hangs(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    machine.on_poll = full
+    with pytest.raises(UserError, match="cannot go on: No space left on device"):
+        carry_out(tmp_path)
+
+
+def test_a_folder_that_may_not_be_written_is_said_before_anything_starts(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_args: Any) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ckptdrill.journal.os.open", read_only)
+        with pytest.raises(UserError, match="Read-only file system") as caught:
+            carry_out(tmp_path)
+    assert caught.value.code is ExitCode.USAGE
+    assert machine.started == []
+
+
+def test_a_clock_that_is_put_back_between_steps_changes_nothing(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(2_000_000_000, -3600)
+    monkeypatch.setattr("time.time", lambda: float(next(clock)))
+    run, outcome = carry_out(tmp_path)
+    assert {entry.state for entry in outcome.steps.values()} == {StepState.ENDED}
+    assert journal.replay(run) == outcome.steps
+    assert 0 <= store.read_json(run.run_json)["took_s"] < 600
+    machine.started.clear()
+    assert carry_out(tmp_path, resume=True)[1] == outcome
+    assert machine.started == []
+
+
+# --------------------------------------------------------------------------------------------------
 # Events, pruning, replaying
 
 
@@ -734,8 +873,17 @@ def test_new_runs_never_meet(tmp_path: Path) -> None:
     runs = [journal.create(tmp_path, "quick", now) for _ in range(3)]
     assert [run.root.name for run in runs] == [
         "2026-01-02T03-04-05Z",
-        "2026-01-02T03-04-05Z-2",
-        "2026-01-02T03-04-05Z-3",
+        "2026-01-02T03-04-05Z-002",
+        "2026-01-02T03-04-05Z-003",
     ]
     latest = tmp_path / "quick" / "latest"
     assert str(latest.readlink()) == runs[-1].root.name
+
+
+def test_new_runs_sort_in_their_order_whatever_the_clock_does(tmp_path: Path) -> None:
+    seconds = (30, 29, 0, 0, 31, 30, *([2] * 12))
+    moments = [datetime(2026, 1, 2, 3, 4, second, tzinfo=UTC) for second in seconds]
+    names = [journal.create(tmp_path, "quick", moment).root.name for moment in moments]
+    assert names == sorted(set(names))
+    assert names[1] == "2026-01-02T03-04-30Z-002"
+    assert str((tmp_path / "quick" / "latest").readlink()) == names[-1]

@@ -124,6 +124,7 @@ class Running:
     launch: Mapping[str, Any]
     owner: subprocess.Popen[bytes]
     started_s: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
     terminating: bool = False
 
     def poll(self) -> bool:
@@ -167,7 +168,9 @@ class Running:
         killed = cage.kill_marked(self.launch["env"]["CKPTDRILL_LAUNCH"])
         cage.remove_scratch(self.folder)
         record = cage.exit_record(self.launch, self.started_s, cage.Ending(error="cage died"))
-        cage.write_json(self._exit_json, {**record, "orphans_killed": killed, "cage_pid": 0})
+        known = {"orphans_killed": killed, "cage_pid": 0}
+        wall_s = time.monotonic() - self.started
+        cage.write_json(self._exit_json, {**record, **known, "wall_s": wall_s})
 
 
 def _living_cage(folder: Path) -> cage.Process | None:

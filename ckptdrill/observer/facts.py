@@ -1,7 +1,9 @@
 """Write facts: one JSON line each, appended with a single write so that a kill tears at most one.
 
 A fact is {"fact": kind, "t": unix seconds, "rank": int, "step": training steps completed in this
-process, ...}. Nothing here has an opinion; the judge reads the lines later.
+process, ...}. Times never go back: they are those of the clock when the process began, and count on
+whatever is done to the clock. Facts that found no room are counted, and every later one says so
+(`lost`). Nothing here has an opinion; the judge reads the lines later.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, Callable, TypeVar
 from .columns import Columns
 
 _MAX_TEXT = 4000  # characters of one exception message; the whole traceback is in rank<R>.err
+_EPOCH_S = time.time() - time.monotonic()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -27,23 +30,40 @@ class Recorder:
     def __init__(self, path: str, rank: int) -> None:
         self.rank = rank
         self.step = 0
+        self.lost = 0
+        self._torn = False
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._failed: set[str] = set()
         self.columns = Columns(self.record)
 
     def record(self, kind: str, **data: Any) -> None:
         """Append one fact. Values must be JSON; others are written as their text."""
-        line = {"fact": kind, "t": time.time(), "rank": self.rank, "step": self.step, **data}
+        now_s = _EPOCH_S + time.monotonic()
+        line = {"fact": kind, "t": now_s, "rank": self.rank, "step": self.step, **data}
+        if self.lost:
+            line["lost"] = self.lost
         thread = threading.current_thread()
         if thread is not threading.main_thread():
             line["thread"] = thread.name
         text = json.dumps(line, default=str, separators=(",", ":"))
-        os.write(self._descriptor, text.encode("utf-8", "replace") + b"\n")
+        self._append(text.encode("utf-8", "replace") + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        """One write. On a full disk it fails or is cut short: then the next line begins afresh."""
+        begun = b"\n" + line if self._torn else line
+        try:
+            self._torn = os.write(self._descriptor, begun) < len(begun)
+            self.lost += self._torn
+        except OSError:
+            self.lost += 1
 
     def record_durably(self, kind: str, **data: Any) -> None:
         """`record`, and return only when the fact is on disk."""
         self.record(kind, **data)
-        os.fsync(self._descriptor)
+        try:
+            os.fsync(self._descriptor)
+        except OSError:
+            self.lost += 1
 
     def failed(self, where: str, error: BaseException) -> None:
         """The observer itself failed at `where`: recorded once per place, never raised."""

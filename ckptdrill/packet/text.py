@@ -72,11 +72,14 @@ def seconds(value: float) -> str:
 
 
 def between_s(started_utc: str | None, ended_utc: str | None) -> float | None:
-    """Seconds between two ISO 8601 times, None where either is missing or not a time."""
+    """Seconds between two ISO 8601 times, None where either is missing or not a time, or where the
+    clock has been put back in between.
+    """
     try:
         started = datetime.fromisoformat(_zoned(started_utc or ""))
         ended = datetime.fromisoformat(_zoned(ended_utc or ""))
-        return (ended - started).total_seconds()
+        between = (ended - started).total_seconds()
+        return between if between >= 0 else None
     except (TypeError, ValueError):
         return None
 

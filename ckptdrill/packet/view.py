@@ -384,7 +384,9 @@ def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView], sources: Jso
         status=_text_of(about.get("status")) or "unknown",
         started_utc=started,
         ended_utc=ended,
-        wall_s=text.between_s(started, ended),
+        wall_s=about["took_s"]
+        if text.is_number(about.get("took_s"))
+        else text.between_s(started, ended),
         command=shlex.join(map(str, argv)) if isinstance(argv, list) else "",
         git_head=_text_of(about.get("git_head")),
         source_unchanged=unchanged if isinstance(unchanged, bool) else None,

@@ -206,6 +206,21 @@ def test_the_guard_of_a_launch_says_why_a_level_is_missing(
     assert words == "copy" or restore.guard != "copy"
 
 
+@pytest.mark.parametrize(
+    ("about", "took_s"),
+    [
+        ({}, 185.0),
+        ({"took_s": 12.5}, 12.5),
+        ({"took_s": 12.5, "ended_utc": "2026-03-02T03:00:00Z"}, 12.5),
+        ({"ended_utc": "2026-03-02T03:00:00Z"}, None),
+    ],
+)
+def test_no_clock_that_was_put_back_makes_a_duration(
+    run_json: dict[str, Any], about: dict[str, Any], took_s: float | None
+) -> None:
+    assert build(run_json | about, []).run.wall_s == took_s
+
+
 def source_record(**keys: Any) -> dict[str, Any]:
     files = {"a": [3, 1, 7, "ff"], "b": [4, 1, 8, "00"]}
     return {

@@ -70,6 +70,12 @@ def private_copy(source: Path, destination: Path) -> GuardLevel:
         raise
 
 
+def examine(source: Path) -> None:
+    """Raise the UserError that `private_copy` would raise for what `source` holds."""
+    for _ in _entries(_real(source)):
+        pass
+
+
 def _real(source: Path) -> Path:
     """The source with links in its own path followed: `latest` stands for what it points to."""
     try:

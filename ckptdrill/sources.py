@@ -130,11 +130,13 @@ class Watch:
 def watch(setting: Setting) -> Watch:
     """Begin to watch a run, or go on with one that was stopped.
 
-    Raises UserError when the checkpoint that the run starts from cannot be read.
+    Raises UserError when the checkpoint that the run starts from cannot be read, or holds what no
+    job may be given.
     """
     found = {source.path: source for source in _written(setting.run)}
     start_from = setting.matrix.job.start_from
     if start_from is not None and start_from not in found:
+        isolate.examine(Path(start_from))
         found[start_from] = Source(start_from, GIVEN, isolate.snapshot(Path(start_from)))
     for step in setting.steps.values():
         if isinstance(step, Launch) and _saved_file(setting.run, step.id).exists():

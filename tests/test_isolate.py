@@ -1,8 +1,12 @@
 """Private copies that share nothing with their source, and snapshots that miss no change."""
 
 import errno
+import json
 import os
 import shutil
+import socket
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 
 from ckptdrill import isolate
 from ckptdrill.errors import UserError
-from ckptdrill.isolate import GuardLevel, changes, private_copy, snapshot
+from ckptdrill.isolate import GuardLevel, changes, examine, glance, private_copy, snapshot
 
 
 @pytest.fixture
@@ -83,11 +87,83 @@ def test_a_chain_of_links_that_leaves_is_refused(source: Path, tmp_path: Path) -
         private_copy(source, tmp_path / "copy")
 
 
-def test_special_files_are_refused(source: Path, tmp_path: Path) -> None:
-    os.mkfifo(source / "pipe")
-    with pytest.raises(UserError, match="neither"):
+def make_device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes device nodes, and not everywhere")
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        os.chdir(path.parent)  # its whole path may be too long for an address
+        server.bind(path.name)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, make_socket, make_device])
+def test_special_files_are_refused_and_never_opened(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    examine(source)
+    make(source / "special")
+    for refuse in (lambda: private_copy(source, tmp_path / "copy"), lambda: examine(source)):
+        with pytest.raises(UserError, match="neither"):
+            refuse()
+    assert not (tmp_path / "copy").exists()
+    assert snapshot(source)["special"][-1] == "special"
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_args: Any, **_keys: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", closed)
+    with pytest.raises(UserError, match="cannot read: Permission denied") as caught:
+        snapshot(source / "deep")
+    assert caught.value.where == str(source / "deep" / "b")
+    with pytest.raises(UserError, match="Permission denied"):
         private_copy(source, tmp_path / "copy")
-    assert "pipe" in snapshot(source)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_loop_of_folders_is_copied_as_the_link_that_it_is(source: Path, tmp_path: Path) -> None:
+    (source / "deep" / "up").symlink_to("..")
+    (source / "itself").symlink_to("itself")
+    private_copy(source, tmp_path / "copy")
+    assert (tmp_path / "copy" / "deep" / "up").readlink() == Path("..")
+    assert {"deep/up", "itself"} <= set(snapshot(source))
+
+
+@pytest.mark.parametrize("name", [b"new\nline", b"<b>&", b"\xff\xfe", b"back\\slash"])
+def test_any_name_is_copied(source: Path, tmp_path: Path, name: bytes) -> None:
+    (source / os.fsdecode(name)).write_bytes(name)
+    private_copy(source, tmp_path / "copy")
+    assert (tmp_path / "copy" / os.fsdecode(name)).read_bytes() == name
+    json.dumps(snapshot(source), ensure_ascii=False).encode()
+
+
+def test_a_sparse_file_takes_no_more_room_than_it_had(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger than any disk, and next to nothing on it."""
+    monkeypatch.setattr(isolate, "_clone", refuse_to_clone)
+    size_bytes = 1 << 42
+    with (source / "sparse").open("wb") as stream:
+        stream.write(b"begin")
+        stream.seek(size_bytes // 2)
+        stream.write(b"middle")
+        stream.truncate(size_bytes)
+    private_copy(source, tmp_path / "copy")
+    copy = tmp_path / "copy" / "sparse"
+    assert copy.stat().st_size == size_bytes
+    assert copy.stat().st_blocks * 512 < 1 << 20
+    with copy.open("rb") as stream:
+        assert stream.read(5) == b"begin"
+        stream.seek(size_bytes // 2)
+        assert stream.read(8) == b"middle\0\0"
 
 
 def test_places_that_cannot_be_are_refused(source: Path, tmp_path: Path) -> None:
@@ -172,6 +248,23 @@ def test_every_kind_of_change_is_named(source: Path) -> None:
         "empty": "replaced by a file of the same content",
         "latest": "removed",
         "new": "added",
+    }
+
+
+def test_a_glance_sees_all_but_content(source: Path) -> None:
+    before = snapshot(source)
+    assert changes(before, glance(source)) == {}
+    status = (source / "deep" / "b").stat()
+    (source / "deep" / "b").write_bytes(b"c")
+    os.utime(source / "deep" / "b", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert changes(before, glance(source)) == {}
+    os.utime(source / "a.distcp")
+    (source / "empty").unlink()
+    (source / "deep" / "b").write_bytes(b"longer")
+    assert changes(before, glance(source)) == {
+        "a.distcp": "touched (mtime)",
+        "deep/b": "content changed",
+        "empty": "removed",
     }
 
 

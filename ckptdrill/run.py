@@ -35,6 +35,7 @@ from ckptdrill.repro import repro_script
 from ckptdrill.schedule import Assignment, Capacity, Graph, next_steps, skip_reasons
 from ckptdrill.step import (
     Setting,
+    cut_short,
     describe,
     ended_badly,
     inflict,
@@ -354,9 +355,10 @@ def _collect(live: _Live, step_id: str) -> bool:
     if not exit_file.exists():
         _finish(live, step_id, StepState.FAILED, "its cage left no exit.json")
         return True
-    badly = ended_badly(read_json(exit_file))
+    ended = read_json(exit_file)
+    badly = ended_badly(ended)
     no_room = _no_room(live, live.setting.launch(step_id), badly)
-    state = StepState.FAILED if no_room else StepState.ENDED
+    state = StepState.FAILED if no_room or cut_short(ended) else StepState.ENDED
     _finish(live, step_id, state, no_room or badly)
     return True
 

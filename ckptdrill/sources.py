@@ -24,6 +24,7 @@ from ckptdrill.store import RunFolder, read_json, read_lines, write_json
 
 # In place of the launch that saved it: the checkpoint that the run was given.
 GIVEN = "start_from"
+_UNDONE = ", and put back"
 _COLUMNS = ("size_bytes", "mtime_ns", "inode", "xxh3_128")
 
 
@@ -68,7 +69,7 @@ class Source:
         self.after = self._now(isolate.snapshot)
         found = isolate.changes(self.before, self.after)
         for file, change in self.changes.items():
-            found.setdefault(file, f"{change.how.partition(', and')[0]}, and put back")
+            found.setdefault(file, change.how.removesuffix(_UNDONE) + _UNDONE)
         for file, how in found.items():
             known = self.changes.get(file)
             ran = known.running if known else tuple(sorted(running))

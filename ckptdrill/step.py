@@ -221,6 +221,11 @@ def ended_badly(exit_record: Mapping[str, Any]) -> str | None:
     return None
 
 
+def cut_short(exit_record: Mapping[str, Any]) -> bool:
+    """The cage was ended, or failed: whatever the job left says nothing about the job."""
+    return str(exit_record.get("error")).startswith(("cage ", "terminated"))
+
+
 def lost_to_a_full_disk(
     launch: Launch, record: LaunchRecord, badly: str | None, free_bytes: int
 ) -> str | None:

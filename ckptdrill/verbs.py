@@ -122,7 +122,7 @@ def _refuse_changed_evidence(folder: RunFolder) -> None:
     """Facts that are no longer what was recorded must not be judged, and signed, once more."""
     if not (folder.root / MANIFEST_NAME).exists():
         return  # a run that never came to its end has no list yet
-    recorded = ("launches/", "damages/", "matrix.yaml", "journal.jsonl")
+    recorded = ("launches/", "damages/", "matrix.yaml", "journal.jsonl", "sources.json")
     changed = [p for p in packet.verify(folder.root) if p.path.startswith(recorded)]
     if changed:
         raise UserError(

@@ -19,6 +19,7 @@ import typer
 
 from ckptdrill import cli, drill, matrix, matrix_schema
 from ckptdrill.errors import EXIT_CODE_MEANING
+from ckptdrill.isolate import GuardLevel
 from ckptdrill.launch.local import PASSED_ON
 from ckptdrill.launchers import Mode
 from ckptdrill.manifest import Pointing, Standing
@@ -296,6 +297,11 @@ def test_make_targets_exist() -> None:
 
 def test_the_environment_of_a_job() -> None:
     assert [name for name in PASSED_ON if f"`{name}`" not in README] == []
+
+
+def test_the_guard_levels() -> None:
+    rows = _table("| guard | what it is | where |")
+    assert [row[0] for row in rows] == [f"`{level}`" for level in GuardLevel]
 
 
 def test_a_short_page_in_plain_words() -> None:

@@ -64,6 +64,7 @@ class Behaviour:
     loss: float = 1.0
     touches: Path | None = None
     last_fact: dict[str, Any] | None = None
+    error: str | None = None
 
 
 @dataclass
@@ -127,7 +128,8 @@ class FakeRunning:
         if behaviour.touches is not None:
             behaviour.touches.write_text("overwritten")
         code = -15 if self.terminated else behaviour.returncode
-        store.write_json(self.folder / "exit.json", {"returncode": code, "wall_s": 0.1})
+        ended = {"returncode": code, "wall_s": 0.1, "error": behaviour.error}
+        store.write_json(self.folder / "exit.json", ended)
 
     def _save(self) -> None:
         out = Path(self.launch["args"][self.launch["args"].index("--out") + 1])
@@ -396,6 +398,28 @@ def test_a_restore_that_fails_is_evidence_and_stops_nothing(
     _, outcome = carry_out(tmp_path)
     assert outcome.steps[RESTORE_ONE] == journal.Entry(StepState.ENDED, "ended with exit code 1")
     assert outcome.steps[RESTORE_DAMAGED] == journal.Entry(StepState.ENDED)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        ("cage died", StepState.FAILED),
+        ("cage failed: OSError(28)", StepState.FAILED),
+        ("terminated", StepState.FAILED),
+        ("lingered after every rank had finished", StepState.ENDED),
+        (None, StepState.ENDED),
+    ],
+)
+def test_a_launch_whose_cage_was_ended_runs_again(
+    machine: FakeMachine, tmp_path: Path, error: str | None, state: StepState
+) -> None:
+    machine.behaviours[RESTORE_ONE] = Behaviour(error=error)
+    _, outcome = carry_out(tmp_path)
+    assert outcome.steps[RESTORE_ONE].state is state
+    machine.behaviours.clear()
+    machine.started.clear()
+    carry_out(tmp_path, resume=True)
+    assert len(machine.started) == (state is StepState.FAILED)
 
 
 def test_a_launch_that_cannot_start_stops_nothing(

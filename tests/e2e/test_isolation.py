@@ -31,8 +31,8 @@ ARGS, STEP = "    args = get_args()\n", "    step, epoch, batches_done = 0, 0, 0
 START = """
     args = get_args()
     p = Path(args.resume) if args.resume else args.out
-    {hostile}
     begin = 4 if p.is_dir() and args.resume else 0
+    {hostile}
     if begin:
         args.resume = None
 """
@@ -239,18 +239,6 @@ def test_a_disk_that_fills_up_stops_the_run_and_it_goes_on_when_there_is_room(
     assert later["code"] == 0, later
 
 
-def test_two_processes_never_write_one_run(bench: Any, given: Path) -> None:
-    matrix = _write(bench, "twice", given)
-    first = bench.start(matrix)
-    _wait_for(bench, "twice", "launches/source.one/cage.pid")
-    second = bench.drill(matrix, "--resume")
-    judged = bench.ckptdrill("judge", second.root)
-    for refused in (second, judged):
-        assert refused.code == 2
-        assert "another ckptdrill process is writing this run" in refused.err
-    assert bench.finish(first, "twice").code == 0
-
-
 @needs_namespaces
 def test_a_folder_that_may_not_be_written_is_said_before_anything_starts(
     bench: Any, given: Path
@@ -271,17 +259,23 @@ def test_a_folder_that_may_not_be_written_is_said_before_anything_starts(
     assert list(bench.runs.iterdir()) == []
 
 
-def test_what_a_killed_run_took_down_with_it_has_not_run(bench: Any, given: Path) -> None:
-    process = bench.start(_write(bench, "killed", given))
+def test_a_run_has_one_writer_and_what_a_killed_one_took_down_with_it_has_not_run(
+    bench: Any, given: Path
+) -> None:
+    matrix = _write(bench, "killed", given)
+    process = bench.start(matrix)
     root = _wait_for(bench, "killed", "launches/source.one/rank0.jsonl")
+    for refused in (bench.drill(matrix, "--resume"), bench.ckptdrill("judge", root)):
+        assert refused.code == 2
+        assert "another ckptdrill process is writing this run" in refused.err
     process.send_signal(signal.SIGKILL)
     process.wait()
     bench.nothing_stays()
     result = bench.ckptdrill("judge", root)
     assert result.code == 3, result.out + result.err
-    (verdict,) = (json.loads(p.read_bytes()) for p in root.glob("cells/*/verdict.json"))
+    (verdict,) = (json.loads(path.read_bytes()) for path in root.glob("cells/*/verdict.json"))
     assert (verdict["word"], verdict["reason"]) == ("Unproven", "not-run")
-    assert "stopped" in verdict["explanation"]
+    assert verdict["explanation"] == "the run was stopped while this was running"
 
 
 def _wait_for(bench: Any, matrix: str, name: str) -> Path:

@@ -499,30 +499,34 @@ def _explained(run: RunFolder) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, OSError) as error:
-        cause = error.__cause__ if isinstance(error, UserError) else error
-        if not isinstance(cause, OSError):
+    except OSError as error:
+        raise _cannot_go_on(run, error, error.strerror or str(error)) from error
+    except UserError as error:
+        cause = _full_disk(error)
+        if cause is None:
             raise
-        full = cause.errno in _DISK_FULL
-        mend = "free some space" if full else "see that this can be read and written"
-        begun = run.journal.exists()
-        raise UserError(
-            f"cannot go on: {_reason(error)}",
-            where=str(cause.filename or run.root),
-            hint=f"{mend}, then continue with --resume",
-            code=ExitCode.UNPROVEN if begun else ExitCode.USAGE,
-        ) from error
+        raise _cannot_go_on(run, cause, _first_line(error)) from error
 
 
-def _reason(error: UserError | OSError) -> str:
-    return _first_line(error) if isinstance(error, UserError) else error.strerror or str(error)
+def _cannot_go_on(run: RunFolder, error: OSError, why: str) -> UserError:
+    mend = "free some space" if _full_disk(error) else "see that this can be read and written"
+    return UserError(
+        f"cannot go on: {why}",
+        where=str(error.filename or run.root),
+        hint=f"{mend}, then continue with --resume",
+        code=ExitCode.UNPROVEN if run.journal.exists() else ExitCode.USAGE,
+    )
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """The system's error behind `error`, where it says that nothing more can be written."""
+    cause = error.__cause__ if isinstance(error, UserError) else error
+    return cause if isinstance(cause, OSError) and cause.errno in _DISK_FULL else None
 
 
 def _raise_if_disk_full(error: UserError | OSError) -> None:
     """No later step can do better on a full disk, and no user who asked for warm wants cold."""
-    cause = error.__cause__ if isinstance(error, UserError) else error
-    full = isinstance(cause, OSError) and cause.errno in _DISK_FULL
-    if full or isinstance(error, _ColdOnlyError):
+    if _full_disk(error) or isinstance(error, _ColdOnlyError):
         raise error
 
 

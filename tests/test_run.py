@@ -685,8 +685,9 @@ def test_a_run_is_not_started_twice_by_accident(machine: FakeMachine, tmp_path: 
 def test_a_run_has_one_writer(machine: FakeMachine, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.root.mkdir()
-    with journal.locked(run), pytest.raises(UserError, match="another ckptdrill process"):
+    with journal.locked(run), pytest.raises(UserError, match=r"^another ckptdrill process") as held:
         carry_out(tmp_path)
+    assert held.value.code is ExitCode.USAGE
     carry_out(tmp_path)
 
 

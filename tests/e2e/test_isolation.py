@@ -52,7 +52,10 @@ repeats: 0
 topologies:
   one: {{dp_replicate: 1}}
 policy:
-  out_of_scope: {{rng: without augmentation nothing is drawn, data: two steps are enough here}}
+  out_of_scope:
+    rng: without augmentation nothing is drawn
+    data: two steps are enough here
+    inventory: nothing is saved after the restore
 matrix:
   - {{source: one, target: one}}
 """
@@ -109,17 +112,20 @@ def given(bench: Any) -> Path:
     return folder
 
 
-def _identity(root: Path) -> dict[str, tuple[int, int, int, str]]:
+def _identity(root: Path) -> dict[bytes, tuple[int, int, int, bytes]]:
     """Size, mtime, inode and content of every file; links by what they say."""
     found = {}
-    for path in sorted(path for path in root.rglob("*") if path.is_symlink() or path.is_file()):
+    for path in (path for path in root.rglob("*") if path.is_symlink() or path.is_file()):
         status = path.lstat()
-        content = os.fsencode(path.readlink()) if path.is_symlink() else b""
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        key = (status.st_size, status.st_mtime_ns, status.st_ino, digest + content.hex())
-        found[os.fsencode(path.relative_to(root)).hex()] = key
+        content = os.fsencode(path.readlink()) if path.is_symlink() else _digest(path)
+        key = (status.st_size, status.st_mtime_ns, status.st_ino, content)
+        found[os.fsencode(path.relative_to(root))] = key
     return found
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
 
 
 def _write(bench: Any, name: str, given: Path, hostile: str = "pass") -> Path:

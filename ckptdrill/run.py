@@ -349,7 +349,7 @@ def _collect(live: _Live, step_id: str) -> bool:
     if not running.poll():
         return False
     live.watch.look(live.running)
-    live.watch.saved(step_id)
+    live.watch.saved(live.setting, step_id)
     del live.running[step_id], live.devices[step_id]
     exit_file = running.folder / "exit.json"
     if not exit_file.exists():
@@ -438,7 +438,7 @@ def _launches(steps: Mapping[str, Step]) -> Iterator[Launch]:
 
 
 def _closed(live: _Live) -> Outcome:
-    outcome = Outcome(dict(live.over), live.watch.close(), _launchers(live))
+    outcome = Outcome(dict(live.over), live.watch.close(live.setting), _launchers(live))
     _note(
         live.run,
         status="ran",

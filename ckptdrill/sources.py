@@ -85,18 +85,18 @@ class Source:
 
 @dataclass
 class Watch:
-    """The sources of a run in progress, by path."""
+    """The sources of a run in progress, by path. Its steps may become more while it goes on."""
 
-    setting: Setting
+    run: RunFolder
     sources: dict[str, Source] = field(default_factory=dict)
 
-    def saved(self, launch_id: str) -> None:
+    def saved(self, setting: Setting, launch_id: str) -> None:
         """Write down the checkpoints of a launch that others restore, as they are at its end."""
-        used = (each for each in restored_checkpoints(self.setting) if each.launch_id == launch_id)
-        paths = {checkpoint_path(self.setting, each) for each in used}
+        used = (each for each in restored_checkpoints(setting) if each.launch_id == launch_id)
+        paths = {checkpoint_path(setting, each) for each in used}
         saved = {str(path): isolate.snapshot(path) for path in paths if path.exists()}
         if saved:
-            write_json(_saved_file(self.setting.run, launch_id), saved)
+            write_json(_saved_file(self.run, launch_id), saved)
             self.sources |= {p: Source(p, launch_id, files) for p, files in saved.items()}
 
     def look(self, running: Collection[str]) -> None:
@@ -105,14 +105,14 @@ class Watch:
         if any(new):
             self.write()
 
-    def close(self) -> tuple[str, ...]:
+    def close(self, setting: Setting) -> tuple[str, ...]:
         """Compare every source, write `sources.json`, and say what has changed.
 
         Checkpoints that were deleted after a Pass were compared before: that word stands.
         """
         for source in self.sources.values():
-            if source.of == GIVEN or self.setting.run.work(source.of).exists():
-                source.compare(ran_since(self.setting, source.of))
+            if source.of == GIVEN or self.run.work(source.of).exists():
+                source.compare(ran_since(setting, source.of))
         self.write()
         return tuple(
             f"{path}: {change}"
@@ -125,7 +125,7 @@ class Watch:
         sources = [asdict(source) for _, source in sorted(self.sources.items())]
         for each in sources:
             each["changes"] = list(each["changes"].values())
-        write_json(self.setting.run.sources, {"columns": _COLUMNS, "sources": sources})
+        write_json(self.run.sources, {"columns": _COLUMNS, "sources": sources})
 
 
 def watch(setting: Setting) -> Watch:
@@ -143,7 +143,7 @@ def watch(setting: Setting) -> Watch:
         if isinstance(step, Launch) and _saved_file(setting.run, step.id).exists():
             for path, files in read_json(_saved_file(setting.run, step.id)).items():
                 found.setdefault(path, Source(path, step.id, files))
-    begun = Watch(setting, found)
+    begun = Watch(setting.run, found)
     begun.write()
     return begun
 

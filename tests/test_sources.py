@@ -94,9 +94,9 @@ def test_a_source_is_written_down_before_anything_runs(setting: Setting, given: 
 def test_sources_that_stay_are_read_twice_and_nothing_is_said(setting: Setting) -> None:
     watch = sources.watch(setting)
     save(setting)
-    watch.saved(SOURCE.id)
+    watch.saved(setting, SOURCE.id)
     watch.look([RESTORE.id])
-    assert watch.close() == ()
+    assert watch.close(setting) == ()
     assert [each["of"] for each in stored(setting)] == [GIVEN, SOURCE.id]
     assert all(each["after"] == each["before"] for each in stored(setting))
 
@@ -122,7 +122,7 @@ def test_a_change_is_known_with_the_launches_that_ran_then(
         os.utime(given / "a")
     watch.look([RESTORE.id])
     watch.look([SOURCE.id])
-    found = watch.close()
+    found = watch.close(setting)
     assert found
     assert all(line.startswith(f"{given}: ") for line in found)
     assert all(line.endswith(f", while {RESTORE.id} ran") for line in found)
@@ -138,19 +138,21 @@ def test_other_bytes_of_the_same_size_and_time_are_found_at_the_end(
     overwrite_unseen(given / "b")
     watch.look([RESTORE.id])
     assert stored(setting)[0]["changes"] == []
-    assert watch.close() == (f"{given}: b: content changed, while restore.one, source.one ran",)
+    assert watch.close(setting) == (
+        f"{given}: b: content changed, while restore.one, source.one ran",
+    )
 
 
 def test_only_those_who_ran_after_the_save_can_have_changed_it(setting: Setting) -> None:
     record(setting.run, SOURCE.id, StepState.STARTED)
     watch = sources.watch(setting)
     saved = save(setting)
-    watch.saved(SOURCE.id)
+    watch.saved(setting, SOURCE.id)
     record(setting.run, SOURCE.id, StepState.ENDED)
     record(setting.run, RESTORE.id, StepState.STARTED)
     overwrite_unseen(saved / "shard")
     record(setting.run, RESTORE.id, StepState.ENDED)
-    assert watch.close() == (f"{saved}: shard: content changed, while restore.one ran",)
+    assert watch.close(setting) == (f"{saved}: shard: content changed, while restore.one ran",)
 
 
 def test_what_was_changed_and_put_back_has_changed(setting: Setting, given: Path) -> None:
@@ -158,42 +160,42 @@ def test_what_was_changed_and_put_back_has_changed(setting: Setting, given: Path
     given.rename(given.with_name("away"))
     watch.look([RESTORE.id])
     given.with_name("away").rename(given)
-    assert watch.close() == (
+    assert watch.close(setting) == (
         f"{given}: a: removed, and put back, while restore.one ran",
         f"{given}: b: removed, and put back, while restore.one ran",
     )
-    assert sources.watch(setting).close() == watch.close()
+    assert sources.watch(setting).close(setting) == watch.close(setting)
 
 
 def test_a_stopped_run_goes_on_from_what_was_written(setting: Setting, given: Path) -> None:
     sources.watch(setting)
     overwrite_unseen(given / "a")  # while nobody was looking
     again = sources.watch(setting)
-    assert again.close() == (f"{given}: a: content changed",)
+    assert again.close(setting) == (f"{given}: a: content changed",)
 
 
 def test_a_launch_that_runs_again_saves_another_source(setting: Setting) -> None:
     watch = sources.watch(setting)
     saved = save(setting)
-    watch.saved(SOURCE.id)
+    watch.saved(setting, SOURCE.id)
     (saved / "shard").write_bytes(b"other")
     watch.look([RESTORE.id])
     assert len(stored(setting)[1]["changes"]) == 1
     (setting.run.launch(SOURCE.id) / "checkpoints.json").unlink()  # as `journal.wipe` does
     again = sources.watch(setting)
-    again.saved(SOURCE.id)
-    assert again.close() == ()
+    again.saved(setting, SOURCE.id)
+    assert again.close(setting) == ()
 
 
 def test_what_was_compared_and_then_deleted_keeps_its_word(setting: Setting) -> None:
     watch = sources.watch(setting)
     saved = save(setting)
-    watch.saved(SOURCE.id)
-    watch.close()
+    watch.saved(setting, SOURCE.id)
+    watch.close(setting)
     (saved / "shard").unlink()
     saved.rmdir()
     setting.run.work(SOURCE.id).rename(setting.run.work("elsewhere"))
-    assert sources.watch(setting).close() == ()
+    assert sources.watch(setting).close(setting) == ()
     assert stored(setting)[1]["after"] == stored(setting)[1]["before"]
 
 
@@ -205,7 +207,7 @@ def test_no_name_of_a_file_breaks_the_record(setting: Setting, given: Path, name
     odd.write_bytes(b"odd")
     watch = sources.watch(setting)
     odd.unlink()
-    (found,) = watch.close()
+    (found,) = watch.close(setting)
     assert "removed" in found
     assert len(stored(setting)[0]["before"]) == 3
 
@@ -219,7 +221,7 @@ def test_a_source_that_cannot_be_read_any_more_has_changed(
         raise UserError("cannot read: Permission denied")
 
     monkeypatch.setattr(isolate, "snapshot", closed)
-    assert len(watch.close()) == 2
+    assert len(watch.close(setting)) == 2
 
 
 def test_names_that_only_look_alike_stay_apart(setting: Setting, given: Path) -> None:
@@ -241,6 +243,6 @@ def test_a_launch_may_write_to_its_own_folder_only(setting: Setting, given: Path
 def test_the_watch_of_a_run_without_a_given_checkpoint_is_empty(setting: Setting) -> None:
     job = replace(setting.matrix.job, start_from=None)
     bare = replace(setting, matrix=replace(setting.matrix, job=job))
-    assert sources.watch(bare) == Watch(bare)
+    assert sources.watch(bare) == Watch(bare.run)
     write_json(setting.run.root / "other.json", {})
-    assert sources.watch(bare).close() == ()
+    assert sources.watch(bare).close(bare) == ()

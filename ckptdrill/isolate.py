@@ -41,6 +41,16 @@ class GuardLevel(StrEnum):
     READ_ONLY_BIND = "read-only-bind"  # beside a copy: the source is mounted read-only
 
 
+def guard_in_words(copy: str | None, refused: str | None, *, bound: bool) -> str:
+    """`reflink, read-only-bind`, or why the second is missing, from what a launch recorded: the
+    level of its private copy, whether it saw sources read-only, and what the kernel said instead.
+    """
+    bind = GuardLevel.READ_ONLY_BIND.value if bound else ""
+    if refused:
+        bind = f"no {GuardLevel.READ_ONLY_BIND} ({refused})"
+    return ", ".join(filter(None, (copy, bind)))
+
+
 def private_copy(source: Path, destination: Path) -> GuardLevel:
     """Copy the file or folder `source` to `destination`, which must not exist yet.
 

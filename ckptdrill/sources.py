@@ -10,6 +10,7 @@ also when it has been undone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -113,19 +114,20 @@ class Watch:
         for source in self.sources.values():
             if source.of == GIVEN or self.run.work(source.of).exists():
                 source.compare(ran_since(setting, source.of))
-        self.write()
+        self.write(guards(setting))
         return tuple(
             f"{path}: {change}"
             for path, source in sorted(self.sources.items())
             for change in source.changes.values()
         )
 
-    def write(self) -> None:
-        """Put what is known into `sources.json`."""
+    def write(self, guarded: Mapping[str, int] | None = None) -> None:
+        """Put what is known into `sources.json`; `guarded`: see `guards`."""
         sources = [asdict(source) for _, source in sorted(self.sources.items())]
         for each in sources:
             each["changes"] = list(each["changes"].values())
-        write_json(self.run.sources, {"columns": _COLUMNS, "sources": sources})
+        content = {"columns": _COLUMNS, "sources": sources, "guards": guarded or {}}
+        write_json(self.run.sources, content)
 
 
 def watch(setting: Setting) -> Watch:
@@ -172,6 +174,19 @@ def ran_since(setting: Setting, of: str) -> tuple[str, ...]:
         elif isinstance(setting.steps.get(step_id), Launch):
             ran.add(step_id)
     return tuple(sorted(ran))
+
+
+def guards(setting: Setting) -> dict[str, int]:
+    """What stood between launches and sources, in words, and between how many launches."""
+    found: Counter[str] = Counter()
+    for step in setting.steps.values():
+        folder = setting.run.launch(step.id) if isinstance(step, Launch) else None
+        if folder is not None and (folder / "exit.json").exists():
+            launch, ended = read_json(folder / "launch.json"), read_json(folder / "exit.json")
+            refused, bound = ended.get("bind_refused"), bool(ended.get("bound_read_only"))
+            words = isolate.guard_in_words(launch.get("guard"), refused, bound=bound)
+            found[words or "none needed"] += 1
+    return dict(found)
 
 
 def _saved_file(run: RunFolder, launch_id: str) -> Path:

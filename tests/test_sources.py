@@ -240,6 +240,21 @@ def test_a_launch_may_write_to_its_own_folder_only(setting: Setting, given: Path
     assert out_of_reach(linked, RESTORE) == [str(given), str(setting.run.work(SOURCE.id))]
 
 
+def test_what_stood_between_is_counted(setting: Setting) -> None:
+    ends = {
+        SOURCE.id: {"bound_read_only": 1, "bind_refused": None},
+        RESTORE.id: {"bound_read_only": 0, "bind_refused": "unshare: Operation not permitted"},
+    }
+    for launch_id, ended in ends.items():
+        write_json(setting.run.launch(launch_id) / "launch.json", {"guard": "copy"})
+        write_json(setting.run.launch(launch_id) / "exit.json", ended)
+    sources.watch(setting).close(setting)
+    assert read_json(setting.run.sources)["guards"] == {
+        "copy, read-only-bind": 1,
+        "copy, no read-only-bind (unshare: Operation not permitted)": 1,
+    }
+
+
 def test_the_watch_of_a_run_without_a_given_checkpoint_is_empty(setting: Setting) -> None:
     job = replace(setting.matrix.job, start_from=None)
     bare = replace(setting, matrix=replace(setting.matrix, job=job))

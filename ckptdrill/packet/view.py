@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from ckptdrill.claims import Stack
 from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, worst
+from ckptdrill.isolate import guard_in_words
 from ckptdrill.model import (
     Cell,
     Check,
@@ -644,12 +645,8 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
 
 
 def _launch_guard(about: Mapping[str, JsonValue]) -> str:
-    """`reflink, read-only-bind`, or why the second was not to be had."""
-    count, refused = (about.get(key) for key in BOUND)
-    bind = "read-only-bind" if count else ""
-    if refused:
-        bind = f"no read-only-bind ({refused})"
-    return ", ".join(filter(None, (_text_of(about.get("guard")), bind)))
+    bound, refused = (about.get(key) for key in BOUND)
+    return guard_in_words(_text_of(about.get("guard")), _text_of(refused), bound=bool(bound))
 
 
 def _damage(plan: Plan, record: JsonValue) -> DamageView | None:

@@ -237,8 +237,10 @@ def lost_to_a_full_disk(
     if any("lost" in fact.data for fact in record.facts):
         return "the disk was full while it ran: facts were lost"
     messages = (each["message"] for fact in record.of("crashed") for each in fact.data["error"])
-    if badly and (free_bytes < _SPARE_BYTES or any(map(_NO_ROOM.search, messages))):
-        return f"the disk was full while it ran: it {badly}"
+    said = next(filter(_NO_ROOM.search, messages), None)
+    if badly and (said or free_bytes < _SPARE_BYTES):
+        why = said.strip().partition("\n")[0][:300] if said else f"it {badly}"
+        return f"the disk was full while it ran: {why}"
     return None
 
 

@@ -725,9 +725,7 @@ def test_what_a_full_disk_ended_is_no_evidence_and_runs_again(
     entry = outcome.steps[RESTORE_ONE]
     assert entry.state is (StepState.FAILED if full else StepState.ENDED)
     assert entry.reason == (
-        "the disk was full while it ran: it ended with exit code 1"
-        if full
-        else "ended with exit code 1"
+        f"the disk was full while it ran: {message}" if full else "ended with exit code 1"
     )
     machine.behaviours.clear()
     machine.started.clear()
@@ -753,7 +751,8 @@ def test_a_launch_that_fails_where_no_byte_is_left_is_not_held_against_the_job(
     machine.behaviours[RESTORE_ONE] = Behaviour(returncode=1)
     monkeypatch.setattr(run_module, "_free_bytes", lambda _folder: 1000)
     _, outcome = carry_out(tmp_path)
-    assert outcome.steps[RESTORE_ONE].state is StepState.FAILED
+    reason = "the disk was full while it ran: it ended with exit code 1"
+    assert outcome.steps[RESTORE_ONE] == journal.Entry(StepState.FAILED, reason)
     assert outcome.steps[RESTORE_DAMAGED].state is StepState.ENDED
 
 

@@ -1,8 +1,9 @@
 """Recognises checkpoints by their content and lists their tensors, without executing any of it.
 
 A checkpoint is one file or a folder of parts, as jobs write them: a DCP folder, files of
-torch.save, or both beside each other. First the parts are found, then each is read by its own
-format, and their tensors are laid side by side with files relative to the checkpoint.
+torch.save or of safetensors, or several beside each other. First the parts are found, then each is
+read by its own format, and their tensors are laid side by side with files relative to the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckptdrill.errors import UserError
-from ckptdrill.formats import dcp, torch_save
-from ckptdrill.formats.layout import Chunk, TensorMeta
+from ckptdrill.formats import dcp, listing, roles, safetensors, torch_save
+from ckptdrill.formats.layout import Chunk, StoredFile, TensorMeta
 
 DCP = "dcp"
 TORCH_SAVE = "torch.save"
-_HEAD_BYTES = 256
+SAFETENSORS = "safetensors"
 
 
 def recognise(path: Path) -> str | None:
-    """`dcp`, `torch.save` or None; of a folder, `dcp` if one of its parts is, else its first."""
+    """`dcp`, `torch.save`, `safetensors` or None; of a folder, `dcp` if one of its parts is, else
+    that of its first.
+    """
     found = [form for form, _ in parts(path)]
     return DCP if DCP in found else next(iter(found), None)
 
@@ -33,19 +36,25 @@ def parts(path: Path) -> list[tuple[str, Path]]:
     Links are not followed.
     """
     if path.is_file():
-        return [(TORCH_SAVE, path)] if _is_torch_save(path) else []
+        form = _form_of_file(path)
+        return [(form, path)] if form else []
     found: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(path):
         folders.sort()
         here = Path(folder)
         if (here / dcp.METADATA_NAME).is_file():
             found.append((DCP, here))
-        found += [
-            (TORCH_SAVE, here / name)
-            for name in sorted(names)
-            if not (here / name).is_symlink() and _is_torch_save(here / name)
-        ]
+        files = [here / name for name in sorted(names) if not (here / name).is_symlink()]
+        found += [(form, file) for file in files if (form := _form_of_file(file))]
     return found
+
+
+def files(checkpoint: Path) -> tuple[StoredFile, ...]:
+    """Every file of a checkpoint with its role (data, metadata, marker, pointer) and its rank.
+
+    Sorted by path, links left out. Raises UserError when the folder cannot be listed.
+    """
+    return roles.files(checkpoint)
 
 
 def tensors(path: Path) -> Mapping[str, TensorMeta]:
@@ -88,7 +97,8 @@ def _read(form: str, part: Path, checkpoint: Path) -> Mapping[str, TensorMeta]:
     if form == DCP:
         return _moved(dcp.read(part).tensors, part, checkpoint)
     root = part.parent if part == checkpoint else checkpoint
-    return _moved(torch_save.read(part), part.parent, root)
+    found = safetensors.read(part).tensors if form == SAFETENSORS else torch_save.read(part)
+    return _moved(found, part.parent, root)
 
 
 def _moved(
@@ -105,11 +115,8 @@ def _prefixed(tensor: TensorMeta, prefix: Path) -> tuple[Chunk, ...]:
     )
 
 
-def _is_torch_save(path: Path) -> bool:
-    if path.suffix == ".distcp" or not path.is_file():
-        return False
-    try:
-        with path.open("rb") as stream:
-            return torch_save.is_torch_save(stream.read(_HEAD_BYTES))
-    except OSError:
-        return False
+def _form_of_file(path: Path) -> str | None:
+    head = listing.head(path, roles.HEAD_BYTES)
+    if path.suffix != ".distcp" and torch_save.is_torch_save(head):
+        return TORCH_SAVE
+    return SAFETENSORS if safetensors.is_safetensors(head) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 # Bytes per element of every torch dtype that a checkpoint may hold.
 ITEM_SIZE_BYTES: dict[str, int] = {
@@ -98,3 +99,26 @@ class TensorMeta:
     def size_bytes(self) -> int:
         """Bytes of all elements, as the shape says."""
         return math.prod(self.shape) * ITEM_SIZE_BYTES[self.dtype]
+
+
+class Role(StrEnum):
+    """What a file is for, when the checkpoint is read again."""
+
+    DATA = "data"  # holds tensors or other state
+    METADATA = "metadata"  # says what the data files hold, or where
+    MARKER = "marker"  # its presence says that the checkpoint is whole
+    POINTER = "pointer"  # names the checkpoint to read
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a checkpoint. `path` is relative to it (its name for a file).
+
+    `rank` is the rank that wrote it, where its name says so: files of equal `path` but for that
+    number hold the shards of different ranks.
+    """
+
+    path: str
+    role: Role
+    rank: int | None = None

@@ -97,7 +97,18 @@ def _members(descriptor: int, start: int, size: int) -> tuple[Member, ...]:
         entries = archive.infolist()
     if min((entry.header_offset for entry in entries), default=0) != 0:
         raise ValueError("it does not begin where its first member begins")
-    return tuple(_member(descriptor, start, size, entry) for entry in entries)
+    found = tuple(_member(descriptor, start, size, entry) for entry in entries)
+    _refuse_overlaps(found)
+    return found
+
+
+def _refuse_overlaps(found: tuple[Member, ...]) -> None:
+    """Members that share bytes let a small file claim to hold any amount of data."""
+    end = 0
+    for member in sorted(found, key=lambda each: each.start_byte):
+        if member.start_byte < end:
+            raise ValueError(f"member {member.name[:200]!r} overlaps another one")
+        end = member.start_byte + member.size_bytes
 
 
 def _member(descriptor: int, start: int, size: int, entry: zipfile.ZipInfo) -> Member:

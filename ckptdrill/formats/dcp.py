@@ -31,12 +31,14 @@ class DcpCheckpoint:
     """The inventory of a DCP folder.
 
     `tensors` and `blobs` go by fully qualified name; a blob (any other value) is (file, offset in
-    bytes, length in bytes). `files` are the files that hold them, relative and sorted.
+    bytes, length in bytes). `files` are the files that hold them, relative and sorted. `notes` are
+    what the metadata says about its writer.
     """
 
     tensors: Mapping[str, TensorMeta]
     blobs: Mapping[str, Range]
     files: tuple[str, ...]
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -132,7 +134,9 @@ def _checkpoint(folder: Path, fields: Mapping[str, Any]) -> DcpCheckpoint:
         raise pickles.Refused(f"the metadata names over {_MAX_FILES} files")
     for file in files:
         inside(folder, file)
-    return DcpCheckpoint(tensors, stored.blobs, tuple(files))
+    version = fields.get("version")
+    notes = {"metadata version": version[:64]} if isinstance(version, str) else {}
+    return DcpCheckpoint(tensors, stored.blobs, tuple(files), notes)
 
 
 def _stored(storage_data: Any) -> _Stored:

@@ -88,12 +88,16 @@ class Chunk:
 class TensorMeta:
     """A stored tensor. `dtype` is torch's name without the `torch.`; `shape` is the global one.
 
-    `chunks` is empty when the elements are not one run of bytes (a strided view).
+    `chunks` is empty when the elements are not one run of bytes (a strided view). `strides` (in
+    elements) are there only when the one chunk is not in row-major order. When `flat`, a chunk is a
+    run of the flattened tensor: its `offsets` and `sizes` are a first element and a count.
     """
 
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    strides: tuple[int, ...] | None = None
+    flat: bool = False
 
     @property
     def size_bytes(self) -> int:

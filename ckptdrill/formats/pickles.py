@@ -26,13 +26,21 @@ MAX_OPCODES = 2_000_000
 
 ALLOWED: dict[str, frozenset[str]] = {
     "_codecs": frozenset({"encode"}),
+    "_io": frozenset({"BytesIO"}),
     "argparse": frozenset({"Namespace"}),
     "builtins": frozenset(
         {"bool", "bytearray", "complex", "dict", "float", "frozenset", "int", "list", "range"}
         | {"set", "slice", "str", "tuple"}
     ),
     "collections": frozenset({"Counter", "OrderedDict", "defaultdict", "deque"}),
-    "numpy": frozenset({"dtype", "ndarray"}),
+    "datetime": frozenset({"date", "datetime", "timedelta", "timezone"}),
+    "deepspeed.runtime.fp16.loss_scaler": frozenset({"DynamicLossScaler", "LossScaler"}),
+    "deepspeed.runtime.zero.config": frozenset({"ZeroStageEnum"}),
+    "deepspeed.utils.tensor_fragment": frozenset({"fragment_address"}),
+    "megatron.core.enums": frozenset({"ModelType"}),
+    "megatron.core.rerun_state_machine": frozenset({"RerunMode", "RerunState"}),
+    "megatron.core.transformer.enums": frozenset({"AttnBackend", "AttnMaskType", "ModelType"}),
+    "numpy": frozenset({"dtype", "float32", "float64", "int32", "int64", "ndarray"}),
     "numpy._core.multiarray": frozenset({"_reconstruct", "scalar"}),
     "numpy.core.multiarray": frozenset({"_reconstruct", "scalar"}),
     "pathlib": frozenset({"PosixPath", "PurePosixPath"}),
@@ -64,11 +72,16 @@ ALLOWED: dict[str, frozenset[str]] = {
     "torch.nn.parameter": frozenset({"Buffer", "Parameter"}),
     "torch.serialization": frozenset({"_get_layout"}),
     "torch.storage": frozenset({"TypedStorage", "UntypedStorage"}),
+    "torch.torch_version": frozenset({"TorchVersion"}),
 }
 
 
 class Refused(UserError):  # noqa: N818 - it names what happened, as verdicts do
     """The file asks for something that a checkpoint has no need of; nothing of it was executed."""
+
+
+class Foreign(Refused):
+    """The pickle is whole, and asks for a global that is not on the allow-list."""
 
 
 class Pairs(list[tuple[Any, Any]]):
@@ -107,17 +120,24 @@ class Persistent:
 def load(data: bytes, where: str) -> Any:
     """The content of a pickle as plain values, `Pairs`, `Symbol`, `Made` and `Persistent`.
 
-    Sets arrive as lists. `where` names the file in errors. Raises Refused (a UserError) for any
-    global off the allow-list, an unknown opcode, a damaged pickle, or one beyond the limits.
+    Sets arrive as lists. `where` names the file in errors. Raises Refused (a UserError) for an
+    unknown opcode, a damaged pickle, or one beyond the limits; Foreign, which is one of them, for a
+    global off the allow-list.
     """
+    return load_next(data, 0, where)[0]
+
+
+def load_next(data: bytes, position: int, where: str) -> tuple[Any, int]:
+    """As `load`, of the pickle that begins at `position`; and the position after its end."""
     if len(data) > MAX_SIZE_BYTES:
         raise Refused(f"a pickle of {len(data)} bytes is over the limit of {MAX_SIZE_BYTES}")
     collecting = gc.isenabled()
     gc.disable()  # nothing is freed while reading, so looking for garbage doubles the time
+    machine = _Machine(data, position)
     try:
-        return _Machine(data).run()
+        return machine.run(), machine.position
     except Refused as refusal:
-        raise Refused(refusal.what, where=where, hint=refusal.hint) from None
+        raise type(refusal)(refusal.what, where=where, hint=refusal.hint) from None
     except (ArithmeticError, LookupError, TypeError, ValueError, struct.error) as error:
         raise Refused(f"a damaged pickle: {error}", where=where) from error
     finally:
@@ -130,9 +150,9 @@ class _Machine:
 
     __slots__ = ("data", "marks", "memo", "position", "stack")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, position: int = 0) -> None:
         self.data = data
-        self.position = 0
+        self.position = position
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -337,7 +357,7 @@ def _stack_global(machine: _Machine) -> None:
 
 def _symbol(module: str, name: str) -> Symbol:
     if name not in ALLOWED.get(module, ()):
-        raise Refused(
+        raise Foreign(
             f"the pickle asks for the global {f'{module}.{name}'[:200]!r}, "
             "which is not on the allow-list; nothing was executed",
             hint="save plain values and tensors only, or treat the file as hostile",

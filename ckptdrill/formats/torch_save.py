@@ -1,8 +1,9 @@
 """Reads files of torch.save: which tensors, under which keys, in which bytes.
 
-First the zip's directory, then `data.pkl` without executing it, then a walk over the containers in
-it: each tensor found gets a dotted key (`model.layer.weight`, `optimizer.state.0.exp_avg`) and the
-bytes of its storage. A DTensor stands for the local tensor that this file holds.
+First the zip's directory (`legacy` stands in for files that are no zip), then `data.pkl` without
+executing it, then a walk over the containers in it: each tensor found gets a dotted key
+(`model.layer.weight`, `optimizer.state.0.exp_avg`) and the bytes of its storage. A DTensor stands
+for the local tensor that this file holds.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckptdrill.errors import UserError
-from ckptdrill.formats import archive, pickles
+from ckptdrill.formats import archive, legacy, pickles
 from ckptdrill.formats.layout import ITEM_SIZE_BYTES, STORAGE_DTYPE, Chunk, TensorMeta
 
-# What torch.save wrote before version 1.6 begins with this pickled number.
-LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+LEGACY_MAGIC = legacy.MAGIC
 # One container can be referred to from many places, also from itself: these end the walk.
 _MAX_DEPTH = 64
 _MAX_KEY_LENGTH = 512
 _MAX_TENSORS = 30_000
 _MAX_VISITS = 500_000
+_NOTES: tuple[str, ...] = ("version", "byteorder")
+_MAX_NOTE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,65 @@ class _Storages:
     members: Mapping[str, archive.Member]
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What one file of torch.save holds: `content` as `pickles.load` gives it, and its tensors by
+    dotted key. `notes` are what the file says about itself.
+    """
+
+    content: Any
+    tensors: Mapping[str, TensorMeta]
+    notes: Mapping[str, str]
+
+
 def read(path: Path) -> dict[str, TensorMeta]:
     """Every tensor in a file of torch.save by dotted key; chunk files are `path.name`.
 
     Shapes are those of the stored tensor, for a DTensor of its local part. Raises UserError for a
-    legacy file, a damaged one, or one that asks for a global off the allow-list.
+    damaged file, or one that asks for a global off the allow-list.
     """
-    _refuse_legacy(path)
-    members = {_inner(member.name): member for member in archive.members(path)}
+    return dict(load(path).tensors)
+
+
+def load(path: Path, offset_bytes: int = 0, length_bytes: int | None = None) -> Saved:
+    """All of a file of torch.save but the elements of its tensors; or of the one that a DCP shard
+    holds at that range.
+
+    Raises UserError as `read` does.
+    """
+    if offset_bytes == 0 and length_bytes is None and _head(path) == LEGACY_MAGIC:
+        content, storages, notes = legacy.load(path)
+    else:
+        content, storages, notes = _zipped(path, offset_bytes, length_bytes)
+    held = _Storages(path.name, storages)
+    try:
+        found = {key: _tensor(value, held) for key, value in _Walk().below(content)}
+    except pickles.Refused as refusal:
+        raise pickles.Refused(refusal.what, where=str(path), hint=refusal.hint) from None
+    return Saved(content, found, notes)
+
+
+def _zipped(
+    path: Path, offset_bytes: int, length_bytes: int | None
+) -> tuple[Any, dict[str, archive.Member], dict[str, str]]:
+    found = archive.members(path, offset_bytes, length_bytes)
+    members = {_inner(member.name): member for member in found}
     if "data.pkl" not in members:
         raise UserError("a zip archive, but not of torch.save", where=str(path))
     pickled = archive.read_member(path, members["data.pkl"], pickles.MAX_SIZE_BYTES)
-    storages = _Storages(path.name, members)
-    content = pickles.load(pickled, str(path))
-    try:
-        return {key: _tensor(value, storages) for key, value in _Walk().below(content)}
-    except pickles.Refused as refusal:
-        raise pickles.Refused(refusal.what, where=str(path), hint=refusal.hint) from None
+    notes: dict[str, str] = {
+        name: archive.read_member(path, members[name], _MAX_NOTE_BYTES).decode("ascii", "replace")
+        for name in _NOTES
+        if name in members
+    }
+    if notes.get("byteorder", "little") != "little":
+        raise UserError("saved on a big-endian machine, which is not supported", where=str(path))
+    storages = {
+        name.removeprefix("data/"): member
+        for name, member in members.items()
+        if name.startswith("data/")
+    }
+    return pickles.load(pickled, str(path)), storages, notes
 
 
 def is_torch_save(head: bytes) -> bool:
@@ -62,18 +106,12 @@ def is_torch_save(head: bytes) -> bool:
     return zipped or head.startswith(LEGACY_MAGIC)
 
 
-def _refuse_legacy(path: Path) -> None:
+def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
-            head = stream.read(len(LEGACY_MAGIC))
+            return stream.read(len(LEGACY_MAGIC))
     except OSError as error:
         raise UserError(f"cannot read: {error.strerror}", where=str(path)) from error
-    if head == LEGACY_MAGIC:
-        raise UserError(
-            "a torch.save file in the legacy format, which is not a zip archive",
-            where=str(path),
-            hint="save it again without _use_new_zipfile_serialization=False",
-        )
 
 
 def _inner(name: str) -> str:
@@ -96,21 +134,24 @@ class _Walk:
         Raises Refused when the containers hold each other without end.
         """
         self.visits += 1
-        tensor = _as_tensor(value)
+        tensor = as_tensor(value)
         self.tensors += tensor is not None
         if depth > _MAX_DEPTH or self.visits > _MAX_VISITS or self.tensors > _MAX_TENSORS:
             raise pickles.Refused("the containers in the file hold more than any checkpoint does")
         if tensor is not None:
             yield key, tensor
             return
-        for name, item in _children(value):
+        for name, item in children(value):
             self.visits += 1
             if isinstance(item, (list, tuple, pickles.Made)):
-                yield from self.below(item, _joined(key, name), depth + 1)
+                yield from self.below(item, joined(key, name), depth + 1)
 
 
-def _joined(key: str, name: Any) -> str:
-    """The dotted key of an entry; whatever is not a text or a small number gets a `?`."""
+def joined(key: str, name: Any) -> str:
+    """The dotted key of an entry; whatever is not a text or a small number gets a `?`.
+
+    Raises Refused when it is longer than that of any checkpoint.
+    """
     if isinstance(name, int) and abs(name) < 1 << 63:
         name = str(name)
     if not isinstance(name, str):
@@ -120,7 +161,8 @@ def _joined(key: str, name: Any) -> str:
     return f"{key}.{name}" if key else name
 
 
-def _children(value: Any) -> Iterable[tuple[Any, Any]]:
+def children(value: Any) -> Iterable[tuple[Any, Any]]:
+    """(name, item) of what a container holds; nothing for anything else."""
     if isinstance(value, pickles.Pairs):
         return value
     if pickles.is_made(value, "OrderedDict", "defaultdict", "Counter"):
@@ -132,7 +174,7 @@ def _children(value: Any) -> Iterable[tuple[Any, Any]]:
     return ()
 
 
-def _as_tensor(value: Any) -> pickles.Made | None:
+def as_tensor(value: Any) -> pickles.Made | None:
     """The `_rebuild_tensor` call behind a tensor, a parameter or a DTensor; None for the rest."""
     for _ in range(4):  # a parameter of a DTensor is three calls deep
         if not isinstance(value, pickles.Made):
@@ -168,10 +210,11 @@ def _tensor(made: pickles.Made, storages: _Storages) -> TensorMeta:
     key, dtype = _storage(storage)
     if made.what.name == "_rebuild_tensor_v3":
         dtype = _dtype(made.args[6:7])
-    shape = pickles.sizes(size)
-    if not _dense(shape, pickles.sizes(stride)):
+    shape, strides = pickles.sizes(size), pickles.sizes(stride)
+    if not _dense(shape, strides):
         return TensorMeta(dtype, shape, ())
-    return TensorMeta(dtype, shape, _chunks(storages, key, dtype, shape, pickles.count(offset)))
+    chunks = _chunks(storages, key, dtype, shape, pickles.count(offset))
+    return TensorMeta(dtype, shape, chunks, None if _row_major(shape, strides) else strides)
 
 
 def _storage(reference: Any) -> tuple[str, str]:
@@ -203,10 +246,19 @@ def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+def _row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for step, length in zip(reversed(stride), reversed(shape), strict=True):
+        if length > 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
 def _chunks(
     storages: _Storages, key: str, dtype: str, shape: tuple[int, ...], offset: int
 ) -> tuple[Chunk, ...]:
-    member = storages.members.get(f"data/{key}")
+    member = storages.members.get(key)
     item = ITEM_SIZE_BYTES[dtype]
     start, size = offset * item, math.prod(shape) * item
     if member is None or start + size > member.size_bytes:

@@ -36,6 +36,15 @@ def test_a_compressed_member_is_refused(tmp_path: Path) -> None:
         archive.members(tmp_path / "a.zip")
 
 
+def test_members_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    content = bytearray(write(tmp_path / "a.zip"))
+    second = content.rindex(b"PK\x01\x02")
+    content[second + 42 : second + 46] = bytes(4)  # its local header is now that of the first
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(UserError, match="overlaps"):
+        archive.members(tmp_path / "a.zip")
+
+
 @given(st.integers(0, 1 << 12), st.integers(0, 255), st.none() | st.integers(0, 1 << 12))
 def test_a_mutated_archive_stays_inside_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, position: int, value: int, cut: int | None

@@ -50,11 +50,26 @@ def test_containers_parameters_and_views(tmp_path: Path) -> None:
     assert found["half"].dtype == "bfloat16"
 
 
-def test_a_legacy_file_is_recognised_and_refused(tmp_path: Path) -> None:
+def test_a_legacy_file_is_read_as_well(tmp_path: Path, state: dict[str, Any]) -> None:
     path = tmp_path / "old.pt"
-    torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    shared = torch.arange(6, dtype=torch.bfloat16)
+    content = {**state, "views": [shared, shared[2:4]]}
+    torch.save(content, path, _use_new_zipfile_serialization=False)
     assert torch_save.is_torch_save(path.read_bytes()[:256])
-    with pytest.raises(UserError, match="legacy"):
+    for key, value in state["model"].items():
+        assert raw(path, f"model.{key}") == value.numpy().tobytes()
+    assert raw(path, "views.1") == raw(path, "views.0")[4:8]
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.3, 0.9, 0.999])
+def test_a_truncated_legacy_file_is_refused(
+    tmp_path: Path, state: dict[str, Any], kept: float
+) -> None:
+    path = tmp_path / "old.pt"
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(UserError):
         torch_save.read(path)
 
 

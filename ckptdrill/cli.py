@@ -34,6 +34,18 @@ _OF_VERIFY = {
     ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
 }
 
+_OF_INSPECT = {
+    ExitCode.AS_EXPECTED: "printed, whatever the class is",
+    ExitCode.USAGE: "usage error, or nothing there could be read",
+    ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
+}
+_OF_DIFF = {
+    ExitCode.AS_EXPECTED: "equal, or within the tolerance",
+    ExitCode.UNSUPPORTED: "something differs, is on one side only, or could not be compared",
+    ExitCode.USAGE: "usage error, or a checkpoint could not be read",
+    ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
+}
+
 app = typer.Typer(
     name="ckptdrill",
     help="Will the next run continue the same training? Restore a real checkpoint with your own, "
@@ -55,6 +67,11 @@ RunPath = Annotated[
         metavar="RUN", help="A run folder, or runs/NAME/latest for the newest.", show_default=False
     ),
 ]
+CheckpointPath = Annotated[
+    Path,
+    typer.Argument(metavar="PATH", help="A checkpoint: a file or a folder.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Python = Annotated[
     Optional[str],  # noqa: UP045 - typer reads this form
     typer.Option(
@@ -169,6 +186,59 @@ def verify(packet: RunPath) -> None:
     from ckptdrill import verbs
 
     raise typer.Exit(verbs.verify(packet))
+
+
+@app.command(
+    short_help="Say what a checkpoint holds and what it is good for.",
+    epilog=_page(
+        "a checkpoint: a file, its folder, or a root whose generations a pointer chooses from; "
+        "neither torch nor the framework that wrote it.",
+        "the format, the class (model-only, resumable, universal, incomplete) with the evidence, "
+        "the versions of its writers, every tensor, every other value.",
+        _OF_INSPECT,
+        "ckptdrill inspect checkpoints/step-400",
+        "ckptdrill inspect model.safetensors --json",
+    ),
+)
+def inspect(checkpoint: CheckpointPath, as_json: AsJson = False) -> None:
+    """Say what a checkpoint holds and what it is good for.
+
+    Formats are recognised by content. Pickles are read, never executed; what asks for a class that
+    no reader knows is named and left unread.
+    """
+    from ckptdrill import inspecting
+
+    raise typer.Exit(inspecting.inspect(checkpoint, as_json=as_json))
+
+
+@app.command(
+    short_help="Compare two checkpoints by logical tensor.",
+    epilog=_page(
+        "two checkpoints of any formats and layouts.",
+        "a line per tensor or value that differs, with digests and the largest difference, and a "
+        "closing line; with --json every tensor.",
+        _OF_DIFF,
+        "ckptdrill diff checkpoints/step-400 resumed/step-400",
+        "ckptdrill diff global_step8 model.safetensors --tolerance 1e-3",
+    ),
+)
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    as_json: AsJson = False,
+    tolerance: Annotated[
+        Optional[float],  # noqa: UP045 - typer reads this form
+        typer.Option(help="Largest absolute difference that still counts as equal, dtypes aside."),
+    ] = None,
+) -> None:
+    """Compare two checkpoints by logical tensor, whatever their formats and layouts.
+
+    Without --tolerance, equal means equal bits. Shards are put together in blocks, so memory stays
+    bounded; names are compared without what DDP, FSDP and torch.compile add to them.
+    """
+    from ckptdrill import diffing
+
+    raise typer.Exit(diffing.diff(a, b, tolerance=tolerance, as_json=as_json))
 
 
 @app.command(

@@ -179,9 +179,15 @@ def test_runner_never_imports_torch() -> None:
     guilty = [
         _relative(path)
         for path in RUNNER_FILES
-        if any(_is_within(name, {"torch", "numpy"}) for name in imported(path))
+        if any(_is_within(name, {"torch", "numpy"} - allowed(path)) for name in imported(path))
     ]
     assert guilty == []
+
+
+def allowed(path: Path) -> set[str]:
+    """Only the modules of `ckptdrill diff` do arithmetic; they are imported when it runs."""
+    names = {"elements.py", "numbers.py", "compare.py"}
+    return {"numpy"} if path.parent.name == "formats" and path.name in names else set()
 
 
 def test_observer_imports_only_torch_the_standard_library_and_itself() -> None:

@@ -8,18 +8,14 @@ checkpoint.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from ckptdrill.errors import UserError
-from ckptdrill.formats import dcp, listing, roles, safetensors, torch_save
+from ckptdrill.formats import contents, dcp, roles, safetensors, torch_save
+from ckptdrill.formats.contents import DCP, SAFETENSORS
 from ckptdrill.formats.layout import Chunk, StoredFile, TensorMeta
-
-DCP = "dcp"
-TORCH_SAVE = "torch.save"
-SAFETENSORS = "safetensors"
 
 
 def recognise(path: Path) -> str | None:
@@ -36,7 +32,7 @@ def parts(path: Path) -> list[tuple[str, Path]]:
     Links are not followed.
     """
     if path.is_file():
-        form = _form_of_file(path)
+        form = contents.form_of(path)
         return [(form, path)] if form else []
     found: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(path):
@@ -45,7 +41,7 @@ def parts(path: Path) -> list[tuple[str, Path]]:
         if (here / dcp.METADATA_NAME).is_file():
             found.append((DCP, here))
         files = [here / name for name in sorted(names) if not (here / name).is_symlink()]
-        found += [(form, file) for file in files if (form := _form_of_file(file))]
+        found += [(form, file) for file in files if (form := contents.form_of(file))]
     return found
 
 
@@ -95,28 +91,7 @@ def payload(path: Path, chunk: Chunk) -> tuple[Path, int, int]:
 
 def _read(form: str, part: Path, checkpoint: Path) -> Mapping[str, TensorMeta]:
     if form == DCP:
-        return _moved(dcp.read(part).tensors, part, checkpoint)
+        return contents.moved(dcp.read(part).tensors, part, checkpoint)
     root = part.parent if part == checkpoint else checkpoint
     found = safetensors.read(part).tensors if form == SAFETENSORS else torch_save.read(part)
-    return _moved(found, part.parent, root)
-
-
-def _moved(
-    found: Mapping[str, TensorMeta], folder: Path, checkpoint: Path
-) -> Mapping[str, TensorMeta]:
-    """The same tensors with files relative to the checkpoint instead of to `folder` in it."""
-    prefix = folder.relative_to(checkpoint)
-    return {key: dataclasses.replace(t, chunks=_prefixed(t, prefix)) for key, t in found.items()}
-
-
-def _prefixed(tensor: TensorMeta, prefix: Path) -> tuple[Chunk, ...]:
-    return tuple(
-        dataclasses.replace(chunk, file=(prefix / chunk.file).as_posix()) for chunk in tensor.chunks
-    )
-
-
-def _form_of_file(path: Path) -> str | None:
-    head = listing.head(path, roles.HEAD_BYTES)
-    if path.suffix != ".distcp" and torch_save.is_torch_save(head):
-        return TORCH_SAVE
-    return SAFETENSORS if safetensors.is_safetensors(head) else None
+    return contents.moved(found, part.parent, root)

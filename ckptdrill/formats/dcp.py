@@ -134,9 +134,19 @@ def _checkpoint(folder: Path, fields: Mapping[str, Any]) -> DcpCheckpoint:
         raise pickles.Refused(f"the metadata names over {_MAX_FILES} files")
     for file in files:
         inside(folder, file)
+    _refuse_overlaps([*stored.chunks.values(), *stored.blobs.values()])
     version = fields.get("version")
     notes = {"metadata version": version[:64]} if isinstance(version, str) else {}
     return DcpCheckpoint(tensors, stored.blobs, tuple(files), notes)
+
+
+def _refuse_overlaps(ranges: list[Range]) -> None:
+    """One range may be named often, but ranges that share bytes claim more than the files hold."""
+    previous: Range = ("", 0, 0)
+    for file, start, length in sorted(set(ranges)):
+        if file == previous[0] and start < previous[1] + previous[2] and length and previous[2]:
+            raise pickles.Refused(f"the metadata names overlapping ranges of {file[:200]!r}")
+        previous = (file, start, length)
 
 
 def _stored(storage_data: Any) -> _Stored:

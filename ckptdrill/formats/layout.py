@@ -86,7 +86,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """A stored tensor. `dtype` is torch's name without the `torch.`; `shape` is the global one.
+    """A stored tensor. `dtype` is torch's name without the `torch.`, or `unknown`; `shape` is the
+    global one.
 
     `chunks` is empty when the elements are not one run of bytes (a strided view). `strides` (in
     elements) are there only when the one chunk is not in row-major order. When `flat`, a chunk is a
@@ -101,8 +102,8 @@ class TensorMeta:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all elements, as the shape says."""
-        return math.prod(self.shape) * ITEM_SIZE_BYTES[self.dtype]
+        """Bytes of all elements, as the shape says; 0 when the type is not known."""
+        return math.prod(self.shape) * ITEM_SIZE_BYTES.get(self.dtype, 0)
 
 
 class Role(StrEnum):

@@ -35,6 +35,11 @@ class Leaf:
     digest: str
     value: Plain = None
 
+    @property
+    def says(self) -> bool:
+        """False for the values that stand for nothing."""
+        return self.text not in ("None", "[]", "")
+
 
 def below(content: Any) -> dict[str, Leaf]:
     """The leaves of what `pickles.load` gave, by dotted key, without the tensors.

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from ckptdrill.formats import dcp, listing, safetensors, torch_save
 from ckptdrill.formats.layout import Role, StoredFile
 
-HEAD_BYTES = 256
+_HEAD_BYTES = 256
 _POINTER_BYTES = 512
 # The number that differs between the files of two ranks, as the frameworks write it.
 _RANK = (
@@ -57,7 +57,7 @@ def rank(name: str) -> int | None:
 
 
 def _role(path: Path) -> Role:
-    head = listing.head(path, HEAD_BYTES)
+    head = listing.head(path, _HEAD_BYTES)
     if path.suffix == ".distcp" or "ocdbt.process_" in path.parent.as_posix():
         return Role.DATA
     if torch_save.is_torch_save(head) or safetensors.is_safetensors(head):

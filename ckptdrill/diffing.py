@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from ckptdrill import inspecting
 from ckptdrill.errors import ExitCode, UserError
@@ -37,14 +33,32 @@ def diff(a: Path, b: Path, *, tolerance: float | None, as_json: bool) -> ExitCod
         raise UserError(f"--tolerance {tolerance} is no size of a difference")
     one, other = stacks.read(a), stacks.read(b)
     compared = compare.tensors(one, other, tolerance)
-    values = [each for each in compare.values(one, other) if _counts(each, one, other)]
+    values = differing(one, other)
     if as_json:
         rows = list(compared)
         print(json.dumps(document(one, other, rows, values), indent=2))  # noqa: T201 - the output
-    else:
-        rows = _show(one, other, compared, values)
+        return _code(rows, values)
+    seen: list[Row] = []
+    for line in page(one, other, _kept(compared, seen), values):
+        print(line)  # noqa: T201 - same
+    return _code(seen, values)
+
+
+def _code(rows: list[Row], values: list[Value]) -> ExitCode:
     equal = all(row.outcome in EQUAL for row in rows) and not values
     return ExitCode.AS_EXPECTED if equal else ExitCode.UNSUPPORTED
+
+
+def _kept(rows: Iterable[Row], seen: list[Row]) -> Iterator[Row]:
+    """The rows as they come, each also into `seen`."""
+    for row in rows:
+        seen.append(row)
+        yield row
+
+
+def differing(a: Checkpoint, b: Checkpoint) -> list[Value]:
+    """The values that are no tensors and differ."""
+    return [each for each in compare.values(a, b) if _counts(each, a, b)]
 
 
 def _counts(value: Value, a: Checkpoint, b: Checkpoint) -> bool:
@@ -118,31 +132,25 @@ def _number(value: float | None) -> float | str | None:
 # The page
 
 
-def _show(a: Checkpoint, b: Checkpoint, rows: Iterable[Row], values: list[Value]) -> list[Row]:
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+def page(a: Checkpoint, b: Checkpoint, rows: Iterable[Row], values: list[Value]) -> Iterator[str]:
+    """A line per difference as it is found, and how many there were of each outcome."""
     for name, side in (("A", a), ("B", b)):
         stripped = inspecting.wrappers(side)
         more = f"; {', '.join(stripped)} taken off its names" if stripped else ""
-        console.print(Text(f"{name}  {side.form:<20} {side.path}{more}"), soft_wrap=True)
-        for problem in side.problems:
-            console.print(Text(f"   incomplete: {printable(problem, 400)}"), soft_wrap=True)
-    seen = []
+        yield f"{name}  {side.form:<20} {side.path}{more}"
+        yield from (f"   incomplete: {printable(problem, 400)}" for problem in side.problems)
+    counts: Counter[str] = Counter()
     for row in rows:
-        seen.append(row)
+        counts[row.outcome.value] += 1
         if row.outcome not in EQUAL:
-            console.print(Text(_line(row)), soft_wrap=True)
+            yield _line(row)
     for value in values[:_MAX_VALUES]:
         texts = [side.text if side else "nothing" for side in (value.a, value.b)]
-        console.print(
-            Text(f"{value.outcome.value:<12} {printable(value.name, 200)}: {' | '.join(texts)}"),
-            soft_wrap=True,
-        )
+        yield f"{value.outcome.value:<12} {printable(value.name, 200)}: {' | '.join(texts)}"
     if len(values) > _MAX_VALUES:
-        console.print(Text(f"… and {len(values) - _MAX_VALUES} more values: --json has them"))
-    counts = Counter(row.outcome.value for row in seen)
+        yield f"… and {len(values) - _MAX_VALUES} more values: --json has them"
     said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-    console.print(Text(f"tensors: {said or 'none'}; values that differ: {len(values) or 'none'}"))
-    return seen
+    yield f"tensors: {said or 'none'}; values that differ: {len(values) or 'none'}"
 
 
 def _line(row: Row) -> str:

@@ -7,14 +7,9 @@ a page for people or as JSON for programs. Whatever comes from its files is show
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ckptdrill import formats
 from ckptdrill.errors import ExitCode, UserError
@@ -38,7 +33,8 @@ def inspect(path: Path, *, as_json: bool) -> ExitCode:
     if as_json:
         print(json.dumps(document(checkpoint, said), indent=2))  # noqa: T201 - the output
     else:
-        _show(checkpoint, said)
+        for line in page(checkpoint, said):
+            print(line)  # noqa: T201 - same
     return ExitCode.AS_EXPECTED
 
 
@@ -115,17 +111,32 @@ def wrappers(checkpoint: Checkpoint) -> tuple[str, ...]:
 # The page
 
 
-def _show(checkpoint: Checkpoint, said: Classification) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for name, text in _facts(checkpoint, said):
-        console.print(Text(f"{name:<12}{printable(text, 400)}"), soft_wrap=True)
-    console.print(_evidence(said))
-    console.print(_tensors(checkpoint))
+def page(checkpoint: Checkpoint, said: Classification) -> Iterator[str]:
+    """The page, line by line."""
+    yield from columns([(name, printable(text, 400)) for name, text in _facts(checkpoint, said)])
+    yield ""
+    yield from columns(_evidence(said))
+    yield ""
+    yield from columns(_tensors(checkpoint))
+    yield from _left(len(checkpoint.tensors) - _MAX_ROWS, "tensors")
+    yield ""
     for key, _, leaf in checkpoint.leaves[:_MAX_ROWS]:
-        console.print(Text(f"{printable(key, 120)} = {leaf.text}"), soft_wrap=True)
-    left = len(checkpoint.leaves) - _MAX_ROWS
-    if left > 0:
-        console.print(Text(f"… and {left} more values: --json has them"))
+        yield f"{printable(key, 120)} = {leaf.text}"
+    yield from _left(len(checkpoint.leaves) - _MAX_ROWS, "values")
+
+
+def columns(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Rows of equal length as lines with aligned columns."""
+    kept = list(rows)
+    widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
+    for row in kept:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _left(count: int, what: str) -> Iterator[str]:
+    if count > 0:
+        yield f"… and {count} more {what}: --json has them"
 
 
 def _facts(checkpoint: Checkpoint, said: Classification) -> Iterator[tuple[str, str]]:
@@ -142,26 +153,22 @@ def _facts(checkpoint: Checkpoint, said: Classification) -> Iterator[tuple[str, 
     yield from (("note", text) for text in checkpoint.notes)
 
 
-def _evidence(said: Classification) -> Table:
-    table = Table("state", "keys", "for example", box=None, header_style="bold")
+def _evidence(said: Classification) -> Iterator[tuple[str, ...]]:
+    yield "state", "keys", "for example"
     for each in said.evidence:
         found = str(each.count) if each.count else "none"
-        table.add_row(each.kind.value, found, Text(printable(each.example, 100)))
-    return table
+        yield each.kind.value, found, printable(each.example, 100)
 
 
-def _tensors(checkpoint: Checkpoint) -> Table:
-    table = Table("tensor", "state", "dtype", "shape", "chunks", "bytes", box=None)
+def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, ...]]:
+    yield "tensor", "state", "dtype", "shape", "chunks", "bytes"
     for tensor in checkpoint.tensors[:_MAX_ROWS]:
-        table.add_row(
-            Text(printable(tensor.key, 120)),
-            Text(printable(tensor.sort.moment or tensor.sort.kind.value)),
-            tensor.stored.dtype,
-            Text(str(list(tensor.stored.shape))),
-            str(len(tensor.stored.chunks)),
-            f"{tensor.stored.size_bytes:,}",
+        stored = tensor.stored
+        yield (
+            printable(tensor.key, 120),
+            printable(tensor.sort.moment or tensor.sort.kind.value),
+            stored.dtype,
+            str(list(stored.shape)),
+            str(len(stored.chunks)),
+            f"{stored.size_bytes:,}",
         )
-    left = len(checkpoint.tensors) - _MAX_ROWS
-    if left > 0:
-        table.caption = f"… and {left} more tensors: --json has them"
-    return table

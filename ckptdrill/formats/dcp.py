@@ -101,6 +101,8 @@ def inside(folder: Path, relative: str) -> Path:
 
 
 def _content(path: Path) -> bytes:
+    if path.is_symlink():
+        inside(path.parent, path.name)
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for ever
             raise OSError(errno.EINVAL, "not a regular file")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from ckptdrill.errors import UserError
@@ -30,7 +30,7 @@ from ckptdrill.formats import (
     torchtitan,
     universal,
 )
-from ckptdrill.formats.contents import Found, Holdings
+from ckptdrill.formats.contents import Found, Holdings, Part
 from ckptdrill.formats.kinds import Sort, sort
 from ckptdrill.formats.layout import StoredFile, TensorMeta
 from ckptdrill.formats.leaves import Leaf
@@ -153,7 +153,11 @@ def _size(path: Path) -> int:
 
 
 def _refuse_unreadable(found: Found) -> None:
-    """With nothing read at all there is nothing to say but why."""
+    """With nothing read at all there is nothing to say but why; except of a save without its end,
+    which is a class of its own.
+    """
+    if any(_uncommitted(found, part) for part in found.parts):
+        return
     if found.parts and all(part.refusal is not None for part in found.parts):
         first = found.parts[0]
         raise UserError(
@@ -161,6 +165,12 @@ def _refuse_unreadable(found: Found) -> None:
             where=str(found.root / first.path),
             hint="restore the file from another copy, or treat it as hostile",
         )
+
+
+def _uncommitted(found: Found, part: Part) -> bool:
+    """Shards of DCP whose metadata, which is written last, is not there."""
+    metadata = (PurePosixPath(part.path) / dcp.METADATA_NAME).as_posix()
+    return part.form == contents.DCP and metadata not in found.names
 
 
 # --------------------------------------------------------------------------------------------------

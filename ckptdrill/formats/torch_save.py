@@ -23,7 +23,7 @@ LEGACY_MAGIC = legacy.MAGIC
 _MAX_DEPTH = 64
 _MAX_KEY_LENGTH = 512
 _MAX_TENSORS = 30_000
-_MAX_VISITS = 500_000
+_MAX_VISITS = 300_000
 _NOTES: tuple[str, ...] = ("version", "byteorder")
 _MAX_NOTE_BYTES = 64
 
@@ -125,6 +125,7 @@ class _Walk:
     def __init__(self) -> None:
         self.visits = 0
         self.tensors = 0
+        self.inside: set[int] = set()
 
     def below(
         self, value: Any, key: str = "", depth: int = 0
@@ -141,10 +142,14 @@ class _Walk:
         if tensor is not None:
             yield key, tensor
             return
+        if id(value) in self.inside:
+            raise pickles.Refused("a container in the file holds itself: more than any checkpoint")
+        self.inside.add(id(value))
         for name, item in children(value):
             self.visits += 1
             if isinstance(item, (list, tuple, pickles.Made)):
                 yield from self.below(item, joined(key, name), depth + 1)
+        self.inside.discard(id(value))
 
 
 def joined(key: str, name: Any) -> str:

@@ -90,6 +90,15 @@ def test_a_link_is_followed_within_the_folder_only(checkpoint: Path, tmp_path: P
         dcp.read(checkpoint)
 
 
+def test_metadata_that_is_a_link_out_of_the_folder_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    (checkpoint / ".metadata").rename(tmp_path / "outside")
+    (checkpoint / ".metadata").symlink_to("../outside")
+    with pytest.raises(UserError, match="outside its folder"):
+        dcp.read(checkpoint)
+
+
 class _Creates:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -52,17 +52,18 @@ class Training:
         return {"state": self.moments, "param_groups": groups}
 
 
-def training(seed: int = 0) -> Training:
-    """The same numbers for the same seed."""
+def training(seed: int = 0, parameters: int = len(SHAPES)) -> Training:
+    """The same numbers for the same seed; the first `parameters` of `SHAPES`."""
     generator = torch.Generator().manual_seed(seed)
-    weights = {k: torch.randn(shape, generator=generator) for k, shape in SHAPES.items()}
+    shapes = dict(list(SHAPES.items())[:parameters])
+    weights = {k: torch.randn(shape, generator=generator) for k, shape in shapes.items()}
     moments = {
         key: {
             "step": torch.tensor(3.0),
             "exp_avg": torch.randn(shape, generator=generator),
             "exp_avg_sq": torch.rand(shape, generator=generator),
         }
-        for key, shape in SHAPES.items()
+        for key, shape in shapes.items()
     }
     return Training(weights, moments)
 
@@ -290,8 +291,8 @@ def orbax(folder: Path, t: Training) -> Path:
 
 
 def _model_states(t: Training, stage: int, ranks: int) -> State:
-    shapes = OrderedDict((name, torch.Size(shape)) for name, shape in SHAPES.items())
-    empty = {name: torch.empty(0) for name in SHAPES}
+    shapes = OrderedDict((name, value.shape) for name, value in t.weights.items())
+    empty = {name: torch.empty(0) for name in t.weights}
     return {
         "module": empty if stage == 3 else t.weights,
         "buffer_names": [],
@@ -377,8 +378,8 @@ ALL: Mapping[str, Callable[[Path, Training], Path]] = {
 }
 
 
-def write(root: Path, name: str, seed: int = 0) -> Path:
+def write(root: Path, name: str, seed: int = 0, parameters: int = len(SHAPES)) -> Path:
     """The checkpoint `name` of `ALL` below `root`."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    return ALL[name](path, training(seed))
+    return ALL[name](path, training(seed, parameters))

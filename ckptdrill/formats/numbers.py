@@ -44,17 +44,19 @@ def decode(raw: np.ndarray[Any, np.dtype[np.uint8]], dtype: str) -> Numbers | No
     None for a type whose elements are no single numbers.
     """
     packed = np.ascontiguousarray(raw)
-    if dtype in _PLAIN:
-        found = packed.view(_PLAIN[dtype]).reshape(-1)
-        if found.dtype.kind == "f":
-            return found.astype(np.float64)
-        return found.astype(np.complex128) if found.dtype.kind == "c" else found
-    if dtype == "bfloat16":
-        upper = packed.view("<u2").reshape(-1).astype(np.uint32) << 16
-        return upper.view(np.float32).astype(np.float64)
     if dtype in _EIGHT_BITS:
         return _table(dtype)[packed.reshape(-1)]
-    return None
+    if dtype == "bfloat16":
+        upper = packed.view("<u2").reshape(-1).astype(np.uint32) << 16
+        return _wide(upper.view(np.float32))
+    return _wide(packed.view(_PLAIN[dtype]).reshape(-1)) if dtype in _PLAIN else None
+
+
+def _wide(found: Numbers) -> Numbers:
+    """Floats with all their values kept; integers as they are."""
+    wide = {"f": np.float64, "c": np.complex128}.get(found.dtype.kind)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        return found if wide is None else found.astype(wide)
 
 
 def distance(a: Numbers, b: Numbers) -> tuple[Numbers, Numbers]:

@@ -56,7 +56,7 @@ def test_the_class_says_what_it_is_good_for(name: str, written: Path) -> None:
     assert said.usable is expected
 
 
-@pytest.mark.parametrize("name", set(samples.ALL) - NO_OPTIMIZER)
+@pytest.mark.parametrize("name", sorted(set(samples.ALL) - NO_OPTIMIZER))
 def test_every_parameter_has_its_moments(name: str, written: Path) -> None:
     found = stacks.read(written / name)
     moments = [t.sort for t in found.tensors if t.sort.kind is Kind.MOMENT]

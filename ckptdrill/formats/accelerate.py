@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ckptdrill.formats import contents, hf_trainer
+from ckptdrill.formats import hf_trainer
 from ckptdrill.formats.contents import Found, Holdings, Part
 
 NAME = "accelerate"
@@ -23,7 +23,7 @@ def recognises(found: Found) -> bool:
 
 def holdings(found: Found) -> Holdings:
     """Parts by their file names."""
-    held = contents.placed(found, _place)
+    held = hf_trainer.placed(found, _place)
     return held.also(problems=hf_trainer.missing_random_states(found))
 
 

@@ -75,7 +75,7 @@ class Found:
         """The content of a small JSON file; None when it is none or not there."""
         content = listing.head(self.root / name, _MAX_JSON_BYTES)
         try:
-            return json.loads(content)
+            return json.loads(content.decode())
         except (ValueError, RecursionError):
             return None
 

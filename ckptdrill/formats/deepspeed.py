@@ -49,8 +49,12 @@ def recognises(found: Found) -> bool:
 
 
 def holdings(found: Found) -> Holdings:
-    """Weights, and the logical tensors that the flat shards make up; missing ranks are problems."""
-    held = contents.placed(found)
+    """Weights, and the logical tensors that flat shards make up; missing ranks are problems."""
+    return assembled(found, contents.placed(found))
+
+
+def assembled(found: Found, held: Holdings) -> Holdings:
+    """`held` with the flat shards of ZeRO put together; also inside another stack's folder."""
     logical, notes = _logical(found)
     kept = {
         key: tensor

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ckptdrill.formats import contents, leaves
+from ckptdrill.formats import contents, deepspeed, leaves
 from ckptdrill.formats.contents import Found, Holdings, Part
 from ckptdrill.formats.leaves import Leaf
 
@@ -41,11 +41,17 @@ def recognises(found: Found) -> bool:
 
 def holdings(found: Found) -> Holdings:
     """Parts by their file names; counters from `trainer_state.json`."""
-    held = contents.placed(found, place)
+    held = placed(found, place)
     shown = {**held.leaves, **_counters(found.json(STATE))}
     versions = {**held.versions, **_versions(found)}
     whole = Holdings(held.tensors, shown, versions, held.problems, held.notes)
     return whole.also(problems=missing_random_states(found))
+
+
+def placed(found: Found, where: contents.Place) -> Holdings:
+    """Parts by their place; what DeepSpeed has put into the folder is assembled."""
+    held = contents.placed(found, where)
+    return deepspeed.assembled(found, held) if deepspeed.recognises(found) else held
 
 
 def place(part: Part) -> str | None:

@@ -62,10 +62,10 @@ _MASTERS = frozenset({"fp32_param", "master_param", "fp32"})
 _STEPS = frozenset({"step", "count"})
 _DATA = (
     r"data_?loader|(^|[._])(data|loader|sampler|cursor)([._]|$)|consumed_"
-    r"|samples_seen|num_input_tokens|batches_that_stepped|batch_progress"
+    r"|samples_seen|batches_that_stepped|batch_progress"
 )
 _STEP = (
-    r"(^|[._])(global_?steps?|global_samples|completed_steps?|steps?|iteration|iter|epoch|current_epoch"
+    r"(^|[._])(global_?steps?|global_samples|num_input_tokens_seen|completed_steps?|steps?|iteration|iter|epoch|current_epoch"
     r"|num_steps|_step_count)$"
 )
 _WORDS = tuple(

@@ -76,7 +76,8 @@ def read(path: Path) -> SafetensorsFile:
     if length > min(size_bytes - 8, MAX_HEADER_BYTES):
         raise _refused(path, f"a header of {length} bytes in a file of {size_bytes}")
     try:
-        header = json.loads(listing.head(path, 8 + length)[8:], object_pairs_hook=_once)
+        text = listing.head(path, 8 + length)[8:].decode()
+        header = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"a header that is no JSON ({str(error)[:80]})") from error
     if not isinstance(header, dict):

@@ -7,6 +7,7 @@ the stacks are asked in turn, those with the most particular signature first.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ckptdrill.formats import (
     lightning,
     listing,
     megatron,
+    names,
     orbax,
     plain,
     roles,
@@ -31,7 +33,7 @@ from ckptdrill.formats import (
     universal,
 )
 from ckptdrill.formats.contents import Found, Holdings, Part
-from ckptdrill.formats.kinds import Sort, sort
+from ckptdrill.formats.kinds import Kind, Sort, sort
 from ckptdrill.formats.layout import StoredFile, TensorMeta
 from ckptdrill.formats.leaves import Leaf
 
@@ -121,24 +123,42 @@ def read(path: Path) -> Checkpoint:
 
 
 def _checkpoint(path: Path, found: Found, name: str, commit: str, held: Holdings) -> Checkpoint:
+    leaves = [
+        (key, sort(key, weight_like=False), leaf) for key, leaf in sorted(held.leaves.items())
+    ]
+    tensors, notes = _named(held, [each for _, each, _ in leaves if each.kind is Kind.GROUPS])
     return Checkpoint(
         path=path,
         root=found.root,
         form=name,
         commit=commit,
-        tensors=tuple(
-            Tensor(key, sort(key, weight_like=_weight_like(tensor)), tensor)
-            for key, tensor in sorted(held.tensors.items())
-        ),
-        leaves=tuple(
-            (key, sort(key, weight_like=False), leaf) for key, leaf in sorted(held.leaves.items())
-        ),
+        tensors=tuple(sorted(tensors, key=lambda tensor: tensor.key)),
+        leaves=tuple(leaves),
         files=roles.files(path),
         size_bytes=sum(_size(found.root / name) for name in found.names),
         versions=tuple(sorted(held.versions.items())),
         problems=tuple(dict.fromkeys(held.problems)),
-        notes=tuple(dict.fromkeys(held.notes)),
+        notes=tuple(dict.fromkeys((*held.notes, *notes))),
     )
+
+
+def _named(held: Holdings, groups: list[Sort]) -> tuple[list[Tensor], list[str]]:
+    """The tensors, their moments by the name of the parameter where its index tells it."""
+    tensors = [
+        Tensor(key, sort(key, weight_like=_weight_like(tensor)), tensor)
+        for key, tensor in held.tensors.items()
+    ]
+    known = names.resolved([(t.key, t.sort, t.stored) for t in tensors], groups)
+    if not known:
+        return tensors, []
+    of_parameter = (Kind.MOMENT, Kind.PARAMETER_STEP, Kind.MASTER)
+    renamed = [
+        dataclasses.replace(t, sort=dataclasses.replace(t.sort, name=known[t.sort.name]))
+        if t.sort.kind in of_parameter and t.sort.name in known
+        else t
+        for t in tensors
+    ]
+    return renamed, ["moments are stored by index: taken in the order of the weights, which fits"]
 
 
 def _weight_like(tensor: TensorMeta) -> bool:
@@ -215,11 +235,11 @@ def _pointed(path: Path) -> tuple[str, str] | None:
     for name in listing.entries(path):
         text = roles.pointer_text(path / name) if name.startswith("latest") else None
         if text is not None:
-            return name, _named(path, text)
+            return name, _folder_of(path, text)
     return None
 
 
-def _named(path: Path, text: str) -> str:
+def _folder_of(path: Path, text: str) -> str:
     if not text.isdecimal():
         return text
     ends = re.compile(rf"[A-Za-z_-]*0*{text}")

@@ -37,7 +37,7 @@ root = Path(sys.argv[1])
 watch = f.Watch((str(root) + "/",))
 case = f.Case(root / "case.pt", None)
 counts = {"results": 0, "refusals": 0, "slowest_s": 0.0}
-exec(f"def bad(case): {sys.argv[2]}")
+exec("def bad(case):\\n " + sys.argv[2])
 print(f._one(bad, case, watch, counts))
 """
 

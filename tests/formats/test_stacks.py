@@ -119,6 +119,19 @@ def test_without_its_optimizer_files_a_trainer_folder_is_model_only(
     assert classed(copy).usable is Usable.MODEL_ONLY
 
 
+def test_shards_of_deepspeed_in_a_trainer_folder_are_put_together(tmp_path: Path) -> None:
+    t = samples.training()
+    folder = samples.hf_trainer(tmp_path / "checkpoint-3", t)
+    (folder / "model.safetensors").unlink()
+    (folder / "optimizer.pt").unlink()
+    samples.deepspeed(folder / "global_step3", t, 3)
+    found = stacks.read(folder)
+    assert found.form == "hf-trainer"
+    keys = {tensor.key for tensor in found.tensors}
+    assert {"master.a.weight", "optimizer.state.a.weight.exp_avg"} <= keys
+    assert classify(found).usable is Usable.RESUMABLE
+
+
 def test_weights_without_one_of_two_moments_are_incomplete(tmp_path: Path) -> None:
     t = samples.training()
     del t.moments["a.bias"]["exp_avg_sq"]

@@ -168,7 +168,7 @@ def work(seeds: Path, scratch: Path, numbers: range, seed: int) -> list[dict[str
                 about = f"{number} {name}: {done}: {operation.__name__.strip('_')}"
                 failures.append({"case": about, "what": what})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return [*failures, {**counts, "peak_mib": peak >> 10}]
+    return [*failures, {**counts, "peak_mib": peak >> 10, "cpu_s": round(time.process_time())}]
 
 
 def _run_all(case: Case) -> None:
@@ -228,7 +228,8 @@ def main() -> int:
         f"{options.cases} cases, seed {options.seed}: {len(failures)} failures; "
         f"{sum(c['results'] for c in counts)} results, {sum(c['refusals'] for c in counts)} "
         f"refusals; slowest {max(c['slowest_s'] for c in counts)} s, at most "
-        f"{max(c['peak_mib'] for c in counts)} MiB; {time.monotonic() - started:.0f} s"
+        f"{max(c['peak_mib'] for c in counts)} MiB; {time.monotonic() - started:.0f} s, "
+        f"of which {sum(c['cpu_s'] for c in counts)} s of processors"
     )
     return 1 if failures else 0
 
@@ -277,7 +278,7 @@ def _reports(
             what = f"the worker ended with {process.returncode}"
             yield [
                 {"case": "worker", "what": what},
-                {"results": 0, "refusals": 0, "slowest_s": 0.0, "peak_mib": 0},
+                {"results": 0, "refusals": 0, "slowest_s": 0.0, "peak_mib": 0, "cpu_s": 0},
             ]
         else:
             yield json.loads(said)

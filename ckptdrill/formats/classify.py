@@ -53,7 +53,7 @@ _MAX_NAMED = 8
 
 def classify(checkpoint: Checkpoint) -> Classification:
     """The class of a checkpoint, with the evidence."""
-    evidence = tuple(_evidence(checkpoint, kind) for kind in Kind)
+    evidence = _evidence(checkpoint)
     found = {each.kind: each.count for each in evidence}
     problems = [*checkpoint.problems, *_holes(checkpoint), *_half_moments(checkpoint)]
     if not found[Kind.WEIGHT] + found[Kind.MASTER]:
@@ -68,10 +68,14 @@ def classify(checkpoint: Checkpoint) -> Classification:
     return Classification(usable, tuple(_held(checkpoint, found)), evidence)
 
 
-def _evidence(checkpoint: Checkpoint, kind: Kind) -> Evidence:
-    keys = [tensor.key for tensor in checkpoint.tensors if tensor.sort.kind is kind]
-    keys += [key for key, sort, leaf in checkpoint.leaves if sort.kind is kind and leaf.says]
-    return Evidence(kind, len(keys), keys[0] if keys else "")
+def _evidence(checkpoint: Checkpoint) -> tuple[Evidence, ...]:
+    keys: dict[Kind, list[str]] = {kind: [] for kind in Kind}
+    for tensor in checkpoint.tensors:
+        keys[tensor.sort.kind].append(tensor.key)
+    for key, sort, leaf in checkpoint.leaves:
+        if leaf.says:
+            keys[sort.kind].append(key)
+    return tuple(Evidence(k, len(found), found[0] if found else "") for k, found in keys.items())
 
 
 def _held(checkpoint: Checkpoint, found: dict[Kind, int]) -> Iterator[str]:

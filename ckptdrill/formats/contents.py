@@ -211,6 +211,8 @@ _READERS: Mapping[str, Callable[[Path], Part]] = {
 def moved(found: Mapping[str, TensorMeta], folder: Path, root: Path) -> dict[str, TensorMeta]:
     """The same tensors with files relative to `root` instead of to `folder` in it."""
     prefix = folder.relative_to(root)
+    if not prefix.parts:
+        return dict(found)
     return {key: dataclasses.replace(t, chunks=_prefixed(t, prefix)) for key, t in found.items()}
 
 

@@ -42,6 +42,7 @@ class Sort:
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 _LEADING_WRAPPER = "module"
+_WRAPPED = re.compile(rf"^{_LEADING_WRAPPER}\.|(^|\.)({'|'.join(WRAPPERS)})\.")
 # What jobs call the mapping that holds the model, or all of the state.
 _MODEL = re.compile(
     r"(model|module|net|network|weights|params|state_dict|model_state|model_state_dict"
@@ -147,6 +148,8 @@ def without_wrappers(key: str) -> tuple[str, tuple[str, ...]]:
 
     `module` is one only in front, where DDP puts it: models have parts of that name, too.
     """
+    if not _WRAPPED.search(key):
+        return key, ()
     parts = key.split(".")
     seen: list[str] = []
     while len(parts) > 1 and parts[0] in (_LEADING_WRAPPER, *WRAPPERS):

@@ -19,8 +19,9 @@ from ckptdrill.errors import UserError
 from ckptdrill.formats import listing
 from ckptdrill.formats.layout import ITEM_SIZE_BYTES, Chunk, TensorMeta
 
-# Headers of real models have some 100 bytes per tensor; this is 80,000 tensors.
+# Headers of real models have some 100 bytes per tensor.
 MAX_HEADER_BYTES = 8 << 20
+_MAX_TENSORS = 50_000
 # What the documentation allows: a longer "length" is no safetensors file at all.
 MAX_WRITTEN_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 16
@@ -80,8 +81,8 @@ def read(path: Path) -> SafetensorsFile:
         header = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"a header that is no JSON ({str(error)[:80]})") from error
-    if not isinstance(header, dict):
-        raise _refused(path, "a header that is no mapping")
+    if not isinstance(header, dict) or len(header) > _MAX_TENSORS:
+        raise _refused(path, f"a header that is no mapping of at most {_MAX_TENSORS} tensors")
     notes = header.pop("__metadata__", None) or {}
     try:
         found = {

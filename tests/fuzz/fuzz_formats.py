@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -167,7 +168,7 @@ def work(seeds: Path, scratch: Path, numbers: range, seed: int) -> list[dict[str
             if what:
                 about = f"{number} {name}: {done}: {operation.__name__.strip('_')}"
                 failures.append({"case": about, "what": what})
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = int(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0])
     return [*failures, {**counts, "peak_mib": peak >> 10, "cpu_s": round(time.process_time())}]
 
 

@@ -21,6 +21,7 @@ def fuzz(repository: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_ten_thousand_mutated_checkpoints(repository: Path) -> None:
     done = fuzz(repository, "--cases", "10000", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,8 +27,8 @@ def holdings(found: Found) -> Holdings:
     held = contents.placed(found, _place)
     ranks = {roles.rank(part.path) for part in found.parts if part.path.startswith(_EXTRA)}
     expected = range(max((rank for rank in ranks if rank is not None), default=0))
-    missing = [rank for rank in expected if rank not in ranks]
-    return held.also(problems=[f"the extra state of rank {rank} is missing" for rank in missing])
+    missing = (rank for rank in expected if rank not in ranks)
+    return held.also(problems=(f"the extra state of rank {rank} is missing" for rank in missing))
 
 
 def _place(part: Part) -> str:

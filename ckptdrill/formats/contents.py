@@ -9,6 +9,7 @@ what was found, and gives each part its place: `optimizer.pt` of the Hugging Fac
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,8 @@ _MAX_BLOBS = 2_000
 _MAX_BLOB_BYTES = 8 << 20
 _MAX_JSON_BYTES = 16 << 20
 _MAX_LEAVES = 50_000
+# A number in a name or a file can claim any number of ranks.
+_MAX_PROBLEMS = 1_000
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,10 @@ class Holdings:
     notes: tuple[str, ...] = ()
 
     def also(self, *, problems: Iterable[str] = (), notes: Iterable[str] = ()) -> Holdings:
-        """The same with more problems and notes."""
+        """The same with more problems and notes; of endless problems, the first `_MAX_PROBLEMS`."""
+        more = itertools.islice(problems, _MAX_PROBLEMS)
         return dataclasses.replace(
-            self, problems=(*self.problems, *problems), notes=(*self.notes, *notes)
+            self, problems=(*self.problems, *more), notes=(*self.notes, *notes)
         )
 
 

@@ -23,7 +23,7 @@ NAME = "deepspeed"
 COMMIT = "none in the folder: the pointer `latest` beside it moves before all ranks have written"
 _MODEL = re.compile(r"(?:.*/)?(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:.*/)?(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-_ROOT = "optimizer_state_dict."
+_STAGE_3 = "optimizer_state_dict.fp32_flat_groups."
 # Where the flat pieces are: the key up to the group, and what the pieces are.
 _FLAT = re.compile(
     r"optimizer_state_dict\.(?:(?:single_partition_of_fp32_groups|fp32_flat_groups)\.(?P<master>\d+)"
@@ -31,6 +31,10 @@ _FLAT = re.compile(
 )
 _MODULE = re.compile(r"^([^:]*:)?module\.")
 _MAX_PARAMETERS = 50_000
+
+
+# Of one group: `fp32` or the moment, and the flat piece of it.
+_Flats = dict[str, TensorMeta]
 
 
 @dataclass(frozen=True)
@@ -119,16 +123,15 @@ def _logical(found: Found) -> tuple[dict[str, TensorMeta], list[str]]:
         dp, mp = _ranks(_MODEL, part)
         if dp:
             continue  # under ZeRO 3 each rank repeats what the first one says
-        pieces = {rank: p for (rank, model), p in of_rank.items() if model == mp}
+        pieces = {rank: _flats(p) for (rank, model), p in of_rank.items() if model == mp}
         groups = _groups(part)
         if pieces and not groups:
             notes.append(f"{part.path} does not say which parameters the flat shards hold")
         prefix = f"mp_rank_{mp:02d}:" if mp else ""
-        stage_3 = any(
-            key.startswith(f"{_ROOT}fp32_flat") for p in pieces.values() for key in p.tensors
-        )
+        stage_3 = any(key.startswith(_STAGE_3) for p in of_rank.values() for key in p.tensors)
         for number, group in enumerate(groups):
-            logical |= _of_group(number, group, pieces, prefix, by_parameter=stage_3)
+            held = {rank: flats[number] for rank, flats in pieces.items() if number in flats}
+            logical |= _of_group(group, held, prefix, by_parameter=stage_3)
     return logical, notes
 
 
@@ -152,63 +155,36 @@ def _groups(part: Part) -> list[_Group]:
     return found
 
 
-def _of_group(
-    number: int,
-    group: _Group,
-    pieces: Mapping[int, Part],
-    prefix: str,
-    *,
-    by_parameter: bool,
-) -> dict[str, TensorMeta]:
-    """Every parameter of one group: its master weight and its moments."""
-    found = _steps(number, group, pieces, prefix)
-    for state in _states(number, pieces):
-        flat = {
-            rank: tensor
-            for rank, part in pieces.items()
-            if (tensor := _flat(part, number, state)) is not None
-        }
-        cut = _cut_by_parameter if by_parameter else _cut_end_to_end
-        for name, shape, runs in cut(group, flat):
-            dtype = next(iter(flat.values())).dtype
-            key = f"master.{name}" if state == "fp32" else f"optimizer.state.{name}.{state}"
-            found[prefix + key] = TensorMeta(dtype, shape, tuple(runs), flat=True)
+def _flats(part: Part) -> dict[int, _Flats]:
+    """What a rank has of each group: `fp32` and its moments, and its step."""
+    found: dict[int, _Flats] = {}
+    for key, tensor in part.tensors.items():
+        match = _FLAT.fullmatch(key)
+        if match and tensor.chunks:
+            number = int((match["master"] or match["group"])[:9])
+            found.setdefault(number, {})[match["moment"] or "fp32"] = tensor
     return found
 
 
-def _steps(
-    number: int, group: _Group, pieces: Mapping[int, Part], prefix: str
+def _of_group(
+    group: _Group, held: Mapping[int, _Flats], prefix: str, *, by_parameter: bool
 ) -> dict[str, TensorMeta]:
-    """The step of a group, which is that of each of its parameters."""
-    for part in pieces.values():
-        for key, tensor in part.tensors.items():
-            match = _FLAT.fullmatch(key)
-            if match and (match["group"], match["moment"]) == (str(number), "step"):
-                names = [name for name, _ in group.parameters]
-                return {f"{prefix}optimizer.state.{name}.step": tensor for name in names}
-    return {}
-
-
-def _states(number: int, pieces: Mapping[int, Part]) -> list[str]:
-    """`fp32` and the moments that any rank holds of the group; not those of one element."""
-    found: dict[str, None] = {}
-    for part in pieces.values():
-        for key, tensor in part.tensors.items():
-            match = _FLAT.fullmatch(key)
-            if match and tensor.shape and int((match["master"] or match["group"])[:9]) == number:
-                found[match["moment"] or "fp32"] = None
-    return list(found)
-
-
-def _flat(part: Part, number: int, state: str) -> TensorMeta | None:
-    """The flat piece of one rank, when it is one run of bytes."""
-    for key, tensor in part.tensors.items():
-        match = _FLAT.fullmatch(key)
-        if match is None or not tensor.chunks or len(tensor.shape) != 1:
+    """Every parameter of one group: its master weight, its moments, and the step of the group."""
+    found: dict[str, TensorMeta] = {}
+    cut = _cut_by_parameter if by_parameter else _cut_end_to_end
+    for state in dict.fromkeys(state for flats in held.values() for state in flats):
+        flat = {rank: flats[state] for rank, flats in held.items() if state in flats}
+        first = next(iter(flat.values()))
+        if state == "step" and not first.shape:
+            for name, _ in group.parameters:
+                found[f"{prefix}optimizer.state.{name}.step"] = first
             continue
-        if (match["moment"] or "fp32", match["master"] or match["group"]) == (state, str(number)):
-            return tensor
-    return None
+        if any(len(tensor.shape) != 1 for tensor in flat.values()):
+            continue
+        for name, shape, runs in cut(group, flat):
+            key = f"master.{name}" if state == "fp32" else f"optimizer.state.{name}.{state}"
+            found[prefix + key] = TensorMeta(first.dtype, shape, tuple(runs), flat=True)
+    return found
 
 
 _Cut = Iterator[tuple[str, tuple[int, ...], list[Chunk]]]

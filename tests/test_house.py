@@ -46,7 +46,7 @@ ORDER = (
     ("judge",),
     ("judging",),
     ("documentation", "packet"),
-    ("manifest_verbs", "verbs"),
+    ("diffing", "inspecting", "manifest_verbs", "verbs"),
     ("manifest_cli",),
     ("cli",),
     ("__main__",),

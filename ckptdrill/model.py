@@ -268,9 +268,32 @@ class Launch:
 class DamageKind(StrEnum):
     """How a private copy of a checkpoint is changed."""
 
-    BIT_FLIP = "bit-flip"
+    BIT_FLIP = "bit-flip"  # one bit of one element
+    HEADER_FLIP = "header-flip"  # one bit of what a reader follows to the elements
     TRUNCATE = "truncate"
+    ZERO_FILL = "zero-fill"  # a block of a tensor's bytes
     DELETE = "delete"
+    SWAP = "swap"  # the shards of two ranks exchanged
+    FOREIGN_SHARD = "foreign-shard"  # one shard is that of another saved step
+    POINTER = "pointer"  # no shard, but `latest` and its like; parameter `lie`: a `PointerLie`
+
+
+class PointerLie(StrEnum):
+    """What a pointer to the newest checkpoint says that is not so."""
+
+    MISSING = "missing"  # it names a step that is not there
+    UNCOMMITTED = "uncommitted"  # it names a step whose save never finished
+    GARBAGE = "garbage"
+    EMPTY = "empty"
+    STALE = "stale"  # it names an older whole step
+    REMOVED = "removed"
+
+
+class Guard(StrEnum):
+    """Whether the launcher verifies a checkpoint before the job loads it."""
+
+    NONE = "none"
+    MANIFEST = "manifest"  # and restores the newest older one that is whole, where this one is not
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ckptdrill.errors import UserError
-from ckptdrill.model import Topology
+from ckptdrill.model import Job, Topology
 from ckptdrill.spelling import did_you_mean, listed
 
 PLACEHOLDERS: Mapping[str, str] = MappingProxyType(
@@ -61,6 +61,12 @@ def used(template: str) -> set[str]:
     """The placeholder names in `template`."""
     tokens = _TOKEN.findall(template)
     return {_parts(token)[0] for token in tokens if len(token) > 2}
+
+
+def resumes_in_place(job: Job) -> bool:
+    """True when the job is never told a path: it finds the newest checkpoint in `{out}` itself."""
+    texts = (*job.args, *job.resume_args, *job.env.values())
+    return not any("resume" in used(text) for text in texts)
 
 
 def _parts(token: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ckptdrill import drill as drill_files
 from ckptdrill.errors import UserError
 from ckptdrill.model import Cell, Checkpoint, Claim, Damage, Launch, Plan, Role, Step, Topology
+from ckptdrill.placeholders import resumes_in_place
 
 if TYPE_CHECKING:
     from ckptdrill.matrix import Matrix
@@ -28,6 +29,7 @@ class SharedLaunches:
     saves: tuple[int, ...]
     end_step: int
     repeats: int
+    resumes_in_place: bool = False  # the job is told no path: it finds its checkpoint itself
 
     def source(self, topology: Topology, environment: str) -> Launch:
         """The run that saves and goes on: its continuation is the reference trajectory."""
@@ -69,7 +71,7 @@ class SharedLaunches:
             raise UserError(
                 f"no step before {self.restore_step} is saved",
                 where=f"cell {cell.id}",
-                hint="add an earlier step to job.saves, or name one: older-step: {step: N}",
+                hint="add an earlier step to job.saves, or restore a later one (job.restore_step)",
             )
         return older[-1]
 
@@ -83,7 +85,7 @@ class SharedLaunches:
             raise UserError(
                 f"no step after {self.restore_step} is saved",
                 where=f"cell {cell.id}",
-                hint="add a later step to job.saves: it is what the second restore starts from",
+                hint="add a later step to job.saves: this drill needs one after the restored step",
             )
         return later[0]
 
@@ -131,6 +133,7 @@ def plan_all(matrix: Matrix) -> tuple[Plan, ...]:
         saves=job.saves,
         end_step=max(job.end_step, beyond),
         repeats=matrix.repeats,
+        resumes_in_place=resumes_in_place(job),
     )
     plans = tuple(
         drill_files.load(cell.drill).plan(cell, shared) if cell.drilled else shared.continues(cell)

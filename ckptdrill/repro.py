@@ -17,9 +17,11 @@ from ckptdrill.launch.local import cold_command
 from ckptdrill.model import Launch, Plan
 from ckptdrill.step import (
     Setting,
+    beside,
     copy_target,
     describe,
     pointers_of,
+    restored,
     restored_path,
     resumes_in_place,
 )
@@ -60,10 +62,14 @@ def repro_script(setting: Setting, plan: Plan) -> str:
 def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
     launch, cell = plan.restore, plan.cell
     yield f"# Cell {cell.id}: drill {cell.drill}, {_place(plan.source)} to {_place(launch)}."
-    if launch.restores is not None:
-        yield f"# Restores step {launch.restores.step} of launch {launch.restores.launch_id}."
+    given = restored(setting, launch)
+    if given is not None:
+        yield f"# Restores step {given.step} of launch {given.launch_id}."
     if launch.restores is not None and launch.restores.damage_id is not None:
-        yield "# That copy was damaged on purpose; what was changed, with hashes before and after:"
+        if given == launch.restores:
+            yield "# What it is given was damaged on purpose; what was changed, with hashes:"
+        else:
+            yield f"# A guard chose it in place of step {launch.restores.step}, damaged on purpose:"
         yield f"#   {setting.run.damage(launch.restores.damage_id)}"
     yield "# Usage: repro.sh [FOLDER]; without one, in a new temporary folder. It works on a fresh"
     yield "# copy, and the facts go to FOLDER/facts. To run without the observer, take"
@@ -86,6 +92,9 @@ def _copy_lines(setting: Setting, launch: Launch) -> Iterator[str]:
     yield f'mkdir -p "$(dirname {copy})"'
     # Links are followed: what the replay writes must not reach the run.
     yield f'cp -RLp "$SOURCE" {copy}'
+    for other, place in beside(setting, launch):
+        there = _quote(_replaced(str(place), _replay_folders(setting, launch)))
+        yield f"[ -e {there} ] || cp -RLp {shlex.quote(str(other))} {there}"
     if resumes_in_place(setting):
         yield f"POINTERS={shlex.quote(str(pointers_of(setting, launch)))}"
         yield '[ ! -d "$POINTERS" ] || cp -RPp "$POINTERS/." "$WORK/out/"'

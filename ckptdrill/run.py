@@ -24,6 +24,7 @@ from typing import Any
 from ckptdrill import resources, sources
 from ckptdrill.equivalence import equivalent
 from ckptdrill.errors import ExitCode, UserError
+from ckptdrill.inflict import inflict
 from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle
 from ckptdrill.launch import local
 from ckptdrill.launchers import Mode, Pair, WarmParents, choose, pairs_of, probes
@@ -38,7 +39,6 @@ from ckptdrill.step import (
     cut_short,
     describe,
     ended_badly,
-    inflict,
     lost_to_a_full_disk,
     out_of_reach,
     prepare,
@@ -195,8 +195,20 @@ def _write_cell(setting: Setting, plan: Plan) -> None:
         )
     write_json(known, content)
     if plan.cell.drilled:
-        write_atomic(folder / "repro.sh", repro_script(setting, plan))
-        (folder / "repro.sh").chmod(0o755)
+        _write_script(setting, plan)
+
+
+def _write_script(setting: Setting, plan: Plan) -> None:
+    script = setting.run.cell(plan.cell.id) / "repro.sh"
+    write_atomic(script, repro_script(setting, plan))
+    script.chmod(0o755)
+
+
+def _write_scripts(live: _Live, damage: Damage) -> None:
+    """Again, now that it is known what a guard has selected in place of the damaged copy."""
+    for plan in live.plans:
+        if plan.damage == damage:
+            _write_script(live.setting, plan)
 
 
 def _copy_observer(run: RunFolder, observer: Path) -> None:
@@ -305,6 +317,7 @@ def _begin(live: _Live, assignment: Assignment) -> None:
     try:
         if isinstance(step, Damage):
             inflict(live.setting, step)
+            _write_scripts(live, step)
             _finish(live, step.id, StepState.ENDED)
         else:
             live.running[step.id] = _start(live, step, assignment.devices)

@@ -2,8 +2,8 @@
 
 A launch gets its own `{out}` and, when it restores, a private copy of the checkpoint; its
 description (`launch.json`) holds everything the job's side needs to know, in steps counted from the
-start of that process. A damage changes a private copy and writes down what it changed. Nothing here
-waits for a process: `run` starts what is described here and comes back when it has ended.
+start of that process. Nothing here waits for a process: `run` starts what is described here and
+comes back when it has ended. What a damage does is in `inflict`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptdrill import damage as damage_kinds
+from ckptdrill import placeholders, pointers
 from ckptdrill.isolate import private_copy
 from ckptdrill.launch.local import job_environment
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Checkpoint, Damage, Launch, LaunchRecord, Step, Topology, to_json
-from ckptdrill.placeholders import fill, placeholder_values, used
-from ckptdrill.store import RunFolder, write_json
+from ckptdrill.model import (
+    Checkpoint,
+    Damage,
+    Launch,
+    LaunchRecord,
+    PointerLie,
+    Step,
+    Topology,
+    to_json,
+)
+from ckptdrill.placeholders import fill, placeholder_values
+from ckptdrill.store import RunFolder, read_json
 
 # How long the ranks of a launch wait for each other when they agree where to end.
 _AGREE_TIMEOUT_S = 60.0
@@ -34,8 +43,6 @@ _NO_ROOM = re.compile(
 )
 # Less than what a launch itself leaves.
 _SPARE_BYTES = 1 << 20
-# A pointer names a step or a folder; anything larger is data.
-_LARGEST_POINTER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -67,30 +74,44 @@ def checkpoint_path(setting: Setting, checkpoint: Checkpoint) -> Path:
     """Where a launch saves a step, or where the damaged private copy of it is."""
     launch = setting.launch(checkpoint.launch_id)
     out = out_of(setting.run, launch.id)
-    path = _saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
     if checkpoint.damage_id is not None:
-        return setting.run.work(checkpoint.damage_id) / path.name
-    return path
+        out = setting.run.work(checkpoint.damage_id)
+    return _saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
+
+
+def restored(setting: Setting, launch: Launch) -> Checkpoint | None:
+    """What a launch restores: as planned, or what a guard has selected in its place."""
+    planned = launch.restores
+    if planned is None or planned.damage_id is None:
+        return planned
+    step = _selected(setting.run.damage(planned.damage_id))
+    return planned if step is None else replace(planned, step=step)
+
+
+def _selected(record: Path) -> int | None:
+    """The step that the guard of a damaged copy chose; None before the damage, and without one."""
+    step: int | None = read_json(record).get("selected_step") if record.exists() else None
+    return step
 
 
 def restored_path(setting: Setting, launch: Launch) -> Path | None:
     """The checkpoint whose private copy `launch` restores; None when it trains from scratch."""
-    if launch.restores is not None:
-        return checkpoint_path(setting, launch.restores)
+    checkpoint = restored(setting, launch)
+    if checkpoint is not None:
+        return checkpoint_path(setting, checkpoint)
     start_from = setting.matrix.job.start_from
     return Path(start_from) if start_from is not None else None
 
 
 def first_step(setting: Setting, launch: Launch) -> int:
     """The job's step at which the process of `launch` begins; its own count begins at 0 there."""
-    return launch.restores.step if launch.restores else setting.matrix.job.start_step
+    checkpoint = restored(setting, launch)
+    return checkpoint.step if checkpoint else setting.matrix.job.start_step
 
 
 def resumes_in_place(setting: Setting) -> bool:
     """True when the job is never told a path: it finds the newest checkpoint in `{out}` itself."""
-    job = setting.matrix.job
-    texts = (*job.args, *job.resume_args, *job.env.values())
-    return not any("resume" in used(text) for text in texts)
+    return placeholders.resumes_in_place(setting.matrix.job)
 
 
 def copy_target(setting: Setting, launch: Launch, source: Path) -> Path:
@@ -99,6 +120,42 @@ def copy_target(setting: Setting, launch: Launch, source: Path) -> Path:
         out = out_of(setting.run, launch.id)
         return _saved_at(setting, launch.topology, out, first_step(setting, launch))
     return setting.run.work(launch.id) / "restore" / source.name
+
+
+def beside(setting: Setting, launch: Launch) -> Iterator[tuple[Path, Path]]:
+    """(source, target) of what lies beside a damaged copy, as it would in production: the
+    generation before, which a job may fall back to, and a newer one whose save never finished.
+    """
+    given = restored(setting, launch)
+    if launch.restores is None or launch.restores.damage_id is None or given is None:
+        return
+    own = copy_target(setting, launch, checkpoint_path(setting, given))
+    for each in (*older(setting, given), *torn(setting, launch.restores.damage_id)):
+        source = checkpoint_path(setting, each)
+        place = _beside(setting, launch, source, each.step)
+        if source.exists() and place != own:
+            yield source, place
+
+
+def _beside(setting: Setting, launch: Launch, source: Path, step: int) -> Path:
+    if resumes_in_place(setting):
+        return _saved_at(setting, launch.topology, out_of(setting.run, launch.id), step)
+    return setting.run.work(launch.id) / "restore" / source.name
+
+
+def older(setting: Setting, checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
+    """The undamaged save of the same launch before that of `checkpoint`, if there is one."""
+    steps = [step for step in setting.matrix.job.saves if step < checkpoint.step]
+    return tuple(Checkpoint(checkpoint.launch_id, step) for step in sorted(steps)[-1:])
+
+
+def torn(setting: Setting, damage_id: str) -> tuple[Checkpoint, ...]:
+    """The step that a lying pointer names although its save never finished, if that is the lie."""
+    damage = setting.steps[damage_id]
+    if not isinstance(damage, Damage) or damage.parameters.get("lie") != PointerLie.UNCOMMITTED:
+        return ()
+    step = int(damage.parameters["named_step"])
+    return (Checkpoint(damage.checkpoint.launch_id, step, damage_id),)
 
 
 def _saved_at(
@@ -163,10 +220,15 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
         return None
     target = copy_target(setting, launch, source)
     target.parent.mkdir(parents=True, exist_ok=True)
-    guard = private_copy(source, target)
-    if launch.restores is not None and resumes_in_place(setting):
-        _copypointers_of(setting, launch, launch.restores)
-    return str(guard)
+    # A damage may have removed a checkpoint of one file: the job is given the path all the same.
+    guard = private_copy(source, target) if source.exists() else None
+    for other, place in beside(setting, launch):
+        if not place.exists():
+            private_copy(other, place)
+    checkpoint = restored(setting, launch)
+    if checkpoint is not None and resumes_in_place(setting):
+        _give_pointers(setting, launch, checkpoint)
+    return None if guard is None else str(guard)
 
 
 def out_of_reach(setting: Setting, launch: Launch) -> list[str]:
@@ -184,9 +246,16 @@ def out_of_reach(setting: Setting, launch: Launch) -> list[str]:
 def restored_checkpoints(setting: Setting) -> Iterator[Checkpoint]:
     """The checkpoints, undamaged ones, that the steps of the run restore or copy."""
     for step in setting.steps.values():
-        used = step.checkpoint if isinstance(step, Damage) else step.restores
-        if used is not None and used.damage_id is None:
-            yield used
+        yield from _uses(setting, step)
+
+
+def _uses(setting: Setting, step: Step) -> tuple[Checkpoint, ...]:
+    if isinstance(step, Damage):
+        later = (replace(each, damage_id=None) for each in torn(setting, step.id))
+        return (step.checkpoint, *older(setting, step.checkpoint), *later)
+    if step.restores is None or step.restores.damage_id is not None:
+        return ()
+    return (step.restores,)
 
 
 def unmet(setting: Setting, step: Step) -> str | None:
@@ -195,6 +264,9 @@ def unmet(setting: Setting, step: Step) -> str | None:
         path: Path | None = checkpoint_path(setting, step.checkpoint)
     else:
         path = restored_path(setting, step)
+        damage_id = step.restores.damage_id if step.restores else None
+        if damage_id is not None and setting.run.damage(damage_id).exists():
+            return None
     if path is None or path.exists():
         return None
     there = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
@@ -258,7 +330,7 @@ def _filler(setting: Setting, launch: Launch) -> Callable[[str, str], str]:
 def _sampled(setting: Setting, launch: Launch, offset: int) -> list[int]:
     """Steps, in the job's count, at which the state is recorded: the saves and the whole window."""
     job = setting.matrix.job
-    begin = launch.restores.step if launch.restores else job.restore_step
+    begin = offset if launch.restores else job.restore_step
     wanted = {*job.saves, job.restore_step, *range(begin, begin + job.window + 1)}
     wanted |= {step + 1 for step in job.saves}  # any save may be restored: its first update, too
     return sorted(step for step in wanted if offset <= step <= launch.stop_step)
@@ -271,26 +343,33 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _copypointers_of(setting: Setting, launch: Launch, checkpoint: Checkpoint) -> None:
-    """Copy `latest` and its like into `{out}`, as they were when `checkpoint` was the newest.
+def _give_pointers(setting: Setting, launch: Launch, checkpoint: Checkpoint) -> None:
+    """Copy `latest` and its like into `{out}`, as they were when `checkpoint` was the newest, or
+    as a damage has made them lie.
 
     A job that finds its own checkpoint follows them; the source run has gone on since and moved
     them to a step that is not here.
     """
-    source = setting.launch(checkpoint.launch_id)
-    restored = _pointer_texts(setting, source, checkpoint.step)
-    others = [_pointer_texts(setting, source, step) for step in setting.matrix.job.saves]
-    moved = {text: restored[i] for texts in others for i, text in enumerate(texts)}
+    source_out, out = out_of(setting.run, checkpoint.launch_id), out_of(setting.run, launch.id)
     kept = pointers_of(setting, launch)
-    kept.mkdir()
-    for pointer in sorted(out_of(setting.run, source.id).glob("latest*")):
-        if pointer.is_symlink():
-            text = str(pointer.readlink())
-            (kept / pointer.name).symlink_to(moved.get(text.rstrip("/"), text))
-        elif pointer.is_file() and pointer.stat().st_size <= _LARGEST_POINTER_BYTES:
-            _copy_pointer_file(pointer, kept / pointer.name, moved)
-    out = out_of(setting.run, launch.id)
+    lying = lying_pointers(setting, checkpoint.damage_id) if checkpoint.damage_id else None
+    if lying is not None and lying.exists():
+        pointers.copy(lying, kept, _pointer_folders(setting, checkpoint), {}, (source_out, out))
+    else:
+        set_pointers(setting, checkpoint, kept, out)
     shutil.copytree(kept, out, symlinks=True, dirs_exist_ok=True)
+
+
+def set_pointers(setting: Setting, checkpoint: Checkpoint, kept: Path, out: Path) -> None:
+    """Copy the pointers of a source to `kept`, each set to the step of `checkpoint` in `out`."""
+    texts = {
+        text: told
+        for step in setting.matrix.job.saves
+        for text, told in renamed(setting, checkpoint, step, checkpoint.step).items()
+    }
+    source_out = out_of(setting.run, checkpoint.launch_id)
+    folders = _pointer_folders(setting, checkpoint)
+    pointers.copy(source_out, kept, folders, texts, (source_out, out))
 
 
 def pointers_of(setting: Setting, launch: Launch) -> Path:
@@ -298,34 +377,31 @@ def pointers_of(setting: Setting, launch: Launch) -> Path:
     return setting.run.work(launch.id) / "pointers"
 
 
-def _copy_pointer_file(pointer: Path, target: Path, moved: Mapping[str, str]) -> None:
-    content = pointer.read_bytes()
-    text = content.decode(errors="replace").strip()
-    if text in moved:
-        content = content.replace(text.encode(), moved[text].encode())
-    target.write_bytes(content)
+def lying_pointers(setting: Setting, damage_id: str) -> Path:
+    """Where a damage of the pointers keeps them as they lie."""
+    return setting.run.work(damage_id) / "pointers"
+
+
+def _pointer_folders(setting: Setting, checkpoint: Checkpoint) -> list[str]:
+    """Where a pointer may lie, relative to `{out}`: there, and beside the checkpoint."""
+    out = out_of(setting.run, checkpoint.launch_id)
+    path = checkpoint_path(setting, replace(checkpoint, damage_id=None))
+    beside_it = path.parent.relative_to(out).as_posix() if path.is_relative_to(out) else "."
+    return sorted({".", beside_it})
+
+
+def renamed(setting: Setting, checkpoint: Checkpoint, step: int, other: int) -> dict[str, str]:
+    """How a pointer may name `step` of a launch, and how it then names the step `other`."""
+    source = setting.launch(checkpoint.launch_id)
+    texts = (_pointer_texts(setting, source, number) for number in (step, other))
+    return dict(zip(*texts, strict=True))
 
 
 def _pointer_texts(setting: Setting, launch: Launch, step: int) -> tuple[str, ...]:
-    """How a pointer may name a saved step: its folder, the path of it below `{out}`, the number."""
+    """How a pointer may name a saved step: its folder, the path of it from `{out}`, from beside
+    it, in full, the number.
+    """
     out = out_of(setting.run, launch.id)
     path = _saved_at(setting, launch.topology, out, step)
     relative = path.relative_to(out).as_posix() if path.is_relative_to(out) else path.name
     return (path.name, relative, str(path), str(step))
-
-
-# --------------------------------------------------------------------------------------------------
-# A damage
-
-
-def inflict(setting: Setting, damage: Damage) -> None:
-    """Copy the checkpoint, damage the copy, and record what was changed.
-
-    Raises UserError when there is nothing of the wanted kind to damage.
-    """
-    source = checkpoint_path(setting, damage.checkpoint)
-    target = setting.run.work(damage.id) / source.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    guard = private_copy(source, target)
-    record = damage_kinds.apply(damage, target)
-    write_json(setting.run.damage(damage.id), {**record, "guard": str(guard)})

@@ -6,6 +6,7 @@ Every test of a damage has a twin in the untouched source, loaded the same way.
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,161 @@ def test_of_two_shards_the_one_that_holds_the_tensor_is_hit(tmp_path: Path) -> N
     shutil.copy(tmp_path / "optimizer.pt", tmp_path / "unlisted.bin.backup")
     record = damage.apply(make_damage(DamageKind.DELETE), tmp_path)
     assert (record["file"], record["tensor"]) == ("model.pt", "model.w")
+
+
+# --------------------------------------------------------------------------------------------------
+# Headers, zeros, shards of other ranks and steps
+
+
+def outcome(load: Callable[[], Any]) -> str:
+    """What a reader makes of a checkpoint: `refused`, `whole`, or `silently another`."""
+    from torch.distributed.checkpoint.api import CheckpointException  # no Exception
+
+    try:
+        return "silently another" if differing(load()) else "whole"
+    except (Exception, CheckpointException):  # noqa: BLE001 - whatever a reader refuses with
+        return "refused"
+
+
+def test_a_header_flip_moves_where_the_elements_are_read(form: str, checkpoint: Path) -> None:
+    assert outcome(lambda: FORMATS[form][1](checkpoint)) == "whole"
+    record = damage.apply(make_damage(DamageKind.HEADER_FLIP), checkpoint)
+    assert (record["tensor"], record["bit"], record["fired"]) == ("model.weight", 0, True)
+    assert record["element_offset"] is None
+    assert outcome(lambda: FORMATS[form][1](checkpoint)) != "whole"
+
+
+def test_the_header_of_a_safetensors_file_names_the_tensor(tmp_path: Path) -> None:
+    header = b'{"a.weight":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(4)))
+    record = damage.apply(make_damage(DamageKind.HEADER_FLIP, file="*.safetensors"), tmp_path)
+    assert file.read_bytes()[8:] == header.replace(b"weight", b"weighu") + bytes(range(4))
+    assert record["byte_offset"] == 8 + header.index(b't":{"d')
+
+
+def test_the_header_of_anything_else_is_its_first_byte(tmp_path: Path) -> None:
+    (tmp_path / "blob.bin").write_bytes(b"\x80abc")
+    damage.apply(make_damage(DamageKind.HEADER_FLIP), tmp_path)
+    assert (tmp_path / "blob.bin").read_bytes() == b"\x81abc"
+
+
+def test_zeros_silently_replace_a_block_of_the_tensor(form: str, checkpoint: Path) -> None:
+    record = damage.apply(make_damage(DamageKind.ZERO_FILL), checkpoint)
+    loaded = FORMATS[form][1](checkpoint)
+    assert record["fired"]
+    assert differing(loaded) == {"model.weight": list(range(1501, 2112))}
+    assert loaded["model.weight"].view(-1)[1501:].abs().sum() == 0
+
+
+def test_a_named_file_is_zeroed_as_a_whole(form: str, checkpoint: Path) -> None:
+    record = damage.apply(make_damage(DamageKind.ZERO_FILL, file="*"), checkpoint)
+    path = checkpoint / record["file"] if checkpoint.is_dir() else checkpoint
+    assert path.stat().st_size == record["files"][0]["size_bytes_before"]
+    assert set(path.read_bytes()) == {0}
+    assert outcome(lambda: FORMATS[form][1](checkpoint)) == "refused"
+
+
+def save_ranks(folder: Path, seed: int = 0) -> Path:
+    """What two ranks write, each its own file, and one that only the first writes."""
+    torch.manual_seed(seed)
+    folder.mkdir()
+    for rank in range(2):
+        torch.save({"model": {"w": torch.randn(500)}}, folder / f"model-rank{rank}.pt")
+    torch.save({"step": 1}, folder / "trainer.pt")
+    return folder
+
+
+def ranks(folder: Path) -> list[bytes]:
+    return [(folder / f"model-rank{rank}.pt").read_bytes() for rank in range(2)]
+
+
+def test_swapped_shards_hold_what_the_other_rank_wrote(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "step-1")
+    before = ranks(folder)
+    record = damage.apply(make_damage(DamageKind.SWAP, tensor="model.w"), folder)
+    assert (record["file"], record["other"]) == ("model-rank0.pt", "model-rank1.pt")
+    assert ranks(folder) == before[::-1]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "model-rank0.pt", "model-rank1.pt", "trainer.pt",
+    ]  # fmt: skip
+    first, second = record["files"]
+    assert (first["sha256_before"], first["sha256_after"]) == (
+        second["sha256_after"],
+        second["sha256_before"],
+    )
+    assert record["fired"]
+
+
+def test_equal_shards_swapped_are_no_damage(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "step-1")
+    shutil.copy(folder / "model-rank0.pt", folder / "model-rank1.pt")
+    assert damage.apply(make_damage(DamageKind.SWAP), folder)["fired"] is False
+
+
+def test_one_shard_alone_cannot_be_swapped(checkpoint: Path) -> None:
+    with pytest.raises(UserError, match="only shard of its kind"):
+        damage.apply(make_damage(DamageKind.SWAP), checkpoint)
+
+
+def test_a_swap_does_not_write_through_hard_links(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "step-1")
+    os.link(folder / "model-rank1.pt", tmp_path / "original")
+    with pytest.raises(UserError, match="hard links"):
+        damage.apply(make_damage(DamageKind.SWAP), folder)
+
+
+def test_a_foreign_shard_is_that_of_the_other_step(tmp_path: Path) -> None:
+    folder, older = save_ranks(tmp_path / "step-8"), save_ranks(tmp_path / "step-4", seed=1)
+    before = ranks(folder)
+    record = damage.apply(make_damage(DamageKind.FOREIGN_SHARD, tensor="model.w"), folder, older)
+    assert (record["file"], record["other"], record["fired"]) == ("model-rank0.pt", None, True)
+    assert ranks(folder) == [ranks(older)[0], before[1]]
+    assert ranks(older) == ranks(save_ranks(tmp_path / "again", seed=1))  # which is only read
+
+
+def test_a_checkpoint_of_one_file_is_replaced_by_the_other_step(tmp_path: Path) -> None:
+    newer, older = tmp_path / "ckpt-8.pt", tmp_path / "ckpt-4.pt"
+    torch.save({"w": torch.ones(9)}, newer)
+    torch.save({"w": torch.zeros(9)}, older)
+    damage.apply(make_damage(DamageKind.FOREIGN_SHARD), newer, older)
+    assert newer.read_bytes() == older.read_bytes()
+
+
+def test_a_shard_that_is_the_same_in_both_steps_is_no_damage(tmp_path: Path) -> None:
+    folder, older = save_ranks(tmp_path / "step-8"), save_ranks(tmp_path / "step-4")
+    assert damage.apply(make_damage(DamageKind.FOREIGN_SHARD), folder, older)["fired"] is False
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_another_step_without_the_file_is_an_error(tmp_path: Path, gone: bool) -> None:
+    folder, older = save_ranks(tmp_path / "step-8"), save_ranks(tmp_path / "step-4")
+    (older / "model-rank1.pt").unlink()
+    with pytest.raises(UserError, match=r"another saved step|has no model-rank1\.pt"):
+        damage.apply(make_damage(DamageKind.FOREIGN_SHARD), folder, None if gone else older)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DamageKind if kind is not DamageKind.POINTER])
+def test_every_kind_says_whether_it_changed_anything(tmp_path: Path, kind: DamageKind) -> None:
+    """In files without content nothing can be changed; only a deletion still does something."""
+    for step in ("step-8", "step-4"):
+        (tmp_path / step).mkdir()
+        for rank in range(2):
+            (tmp_path / step / f"shard-{rank}").touch()
+    record = damage.apply(make_damage(kind), tmp_path / "step-8", tmp_path / "step-4")
+    assert record["fired"] is (kind is DamageKind.DELETE)
+    (file, *_) = record["files"]
+    assert (file["sha256_before"] != file["sha256_after"]) is record["fired"]
+
+
+@pytest.mark.parametrize("parameters", [{"file": "*.gone"}, {"file": "*", "tensor": "*"}])
+def test_a_file_is_named_alone_and_must_exist(checkpoint: Path, parameters: Any) -> None:
+    with pytest.raises(UserError, match=r"no file of the checkpoint matches|a tensor or a file"):
+        damage.apply(make_damage(DamageKind.TRUNCATE, **parameters), checkpoint)
+
+
+def test_a_glob_over_files_chooses_the_victim(tmp_path: Path) -> None:
+    folder = save_ranks(tmp_path / "step-1")
+    record = damage.apply(make_damage(DamageKind.DELETE, file="trainer.*"), folder)
+    assert (record["file"], record["tensor"]) == ("trainer.pt", None)
+    assert not (folder / "trainer.pt").exists()

@@ -30,9 +30,10 @@ ORDER = (
     ("placeholders", "yaml_lines"),
     ("drill", "matrix", "matrix_schema"),
     ("plan",),
-    ("formats", "damage", "isolate", "manifest"),
+    ("formats", "damage", "isolate", "manifest", "pointers"),
     (
         "equivalence",
+        "inflict",
         "journal",
         "launch",
         "launchers",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptdrill import journal
+from ckptdrill import drill, journal
 from ckptdrill.journal import StepState
 from ckptdrill.judging import judge_run, stored_plans
 from ckptdrill.matrix import Matrix
@@ -23,8 +23,11 @@ from ckptdrill.model import (
     from_json,
     to_json,
 )
+from ckptdrill.plan import SharedLaunches
 from ckptdrill.store import RunFolder, append_line, read_json, write_json
+from tests.judge import history as histories
 from tests.judge.history import DECLARED, RESTORE_STEP, SAVES, WINDOW, History, damaged, healthy
+from tests.judge.training import Training
 
 
 def matrix(resume_args: tuple[str, ...] = ()) -> Matrix:
@@ -258,3 +261,66 @@ def test_cells_divided_among_processes_get_the_same_verdicts(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
     assert judge_run(run, matrix(), plans) == alone
     assert [read_json(run.cell(plan.cell.id) / "verdict.json") for plan in plans] == written
+
+
+# --------------------------------------------------------------------------------------------------
+# A chain of two resumes
+
+CHAIN = SharedLaunches(restore_step=4, saves=SAVES, end_step=13, repeats=1)
+# Step 4 lies in the first epoch of the made-up job.
+CHAINED = dataclasses.replace(
+    matrix(), policy=dataclasses.replace(DECLARED, out_of_scope={"epoch boundary": "step 4"})
+)
+
+
+def chain(job: Training | None = None) -> History:
+    """Restore step 4, go on to the save at 8, and restore that: all as it should be.
+
+    `job` is what the resumed runs train, if that is not what the source trains.
+    """
+    plain = healthy("fsdp2")
+    plan = drill.load("chained-resume").plan(plain.evidence.plan.cell, CHAIN)
+    runs = [(plan.source, 0), *((launch, 0) for launch in plan.repeats), (plan.baseline, 4)]
+    records = {launch.id: histories.run(launch, Training(), at=at) for launch, at in runs}
+    for launch, at in ((plan.through, 4), (plan.restore, 8)):
+        records[launch.id] = histories.run(launch, job or Training(), at=at)
+    return plain.given(plan=plan, records=records)
+
+
+def test_a_chain_is_judged_link_by_link(tmp_path: Path) -> None:
+    run, plans = on_disk(tmp_path, chain())
+    assert plans[0].through is not None
+    verdict = judge_run(run, CHAINED, plans)[0]
+    assert (verdict.word, verdict.reason) == (VerdictWord.PASS, Reason.HELD), verdict.explanation
+    cited = {ref.split("/")[1] for check in verdict.checks for ref in check.facts}
+    assert cited == {plans[0].through.id, plans[0].restore.id}  # the first resume is the reference
+
+
+def test_a_first_resume_that_breaks_is_named(tmp_path: Path) -> None:
+    history = chain()
+    lost = history.edited("state", lambda s: s["optimizer"].clear(), launch="through", step=0)
+    run, plans = on_disk(tmp_path, lost)
+    verdict = judge_run(run, CHAINED, plans)[0]
+    assert (verdict.reason, verdict.blame_item) == (Reason.DIVERGED, Item.MOMENTS)
+    assert verdict.explanation.startswith("the first resume already: ")
+
+
+def test_what_only_the_second_resume_loses_is_found(tmp_path: Path) -> None:
+    lost = chain().edited("state", lambda s: s["optimizer"].clear(), step=0)
+    run, plans = on_disk(tmp_path, lost)
+    verdict = judge_run(run, CHAINED, plans)[0]
+    assert (verdict.reason, verdict.blame_item) == (Reason.DIVERGED, Item.MOMENTS)
+    assert "already" not in verdict.explanation
+
+
+def test_a_second_resume_of_a_run_that_never_was_is_not_run(tmp_path: Path) -> None:
+    run, plans = on_disk(tmp_path, chain().ended("through", never=True))
+    verdict = judge_run(run, CHAINED, plans)[0]
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.NOT_RUN)
+
+
+def test_round_off_of_the_first_resume_is_not_held_against_the_second(tmp_path: Path) -> None:
+    """The target adds in another order, in both links alike: the second is as the first."""
+    rounded = Training(loss_factor=1 + 1e-9)
+    run, plans = on_disk(tmp_path, chain(rounded))
+    assert judge_run(run, CHAINED, plans)[0].word is VerdictWord.PASS

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from ckptdrill import inflict as inflict_module
 from ckptdrill import journal, store
 from ckptdrill import run as run_module
-from ckptdrill import step as step_module
 from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.journal import StepState
 from ckptdrill.launch import local
@@ -178,11 +178,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
 
 @pytest.fixture(autouse=True)
 def _plain_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(damage: Damage, checkpoint: Path) -> dict[str, Any]:
+    def apply(damage: Damage, checkpoint: Path, _: Path | None = None) -> dict[str, Any]:
         (checkpoint / "shard").write_text("damaged")
         return {"id": damage.id, "fired": True}
 
-    monkeypatch.setattr(step_module.damage_kinds, "apply", apply)
+    monkeypatch.setattr(inflict_module.damage_kinds, "apply", apply)
 
 
 def job(**changes: Any) -> Job:
@@ -336,6 +336,162 @@ def test_a_job_that_finds_its_own_checkpoint_is_given_it_in_place(
     assert pointer.read_text() == "step-4\n"
 
 
+# --------------------------------------------------------------------------------------------------
+# Guards, and pointers that lie
+
+LATER = replace(SHARED, restore_step=8, end_step=12)
+
+
+def faulty(kind: DamageKind, **parameters: Any) -> Plan:
+    address = cell(TWO, TWO, "fault")
+    damage = Damage("damage.a", kind, LATER.checkpoint_of(address), parameters)
+    return LATER.continues(address, damage=damage, claim=Claim.DETECTS_DAMAGE)
+
+
+FAULTY = "restore.fsdp2-to-fsdp2.fault"
+
+
+def test_a_guard_restores_the_newest_older_step(machine: FakeMachine, tmp_path: Path) -> None:
+    plan = faulty(DamageKind.BIT_FLIP, guard="manifest")
+    run, outcome = carry_out(tmp_path, (plan,), matrix(job(restore_step=8)))
+    record = store.read_json(run.damage("damage.a"))
+    assert record["manifest"]["problems"] == [{"kind": "size-differs", "path": "shard"}]
+    assert (record["guarded_by"], record["selected_step"]) == ("manifest", 4)
+    assert record["passed_over"] == ["step-8: size-differs: shard: recorded 10 bytes, found 7"]
+    launch = launch_json(run, FAULTY)
+    copy = run.work(FAULTY) / "restore" / "step-4"
+    assert launch["args"][-1] == str(copy)
+    assert (copy / "shard").read_text() == "state of 4"
+    assert (launch["first_step"], launch["stop_step"]) == (4, 8)
+    assert outcome.source_changes == ()
+    script = (run.cell(plan.cell.id) / "repro.sh").read_text()
+    assert f"SOURCE={run.work('damage.a')}/step-4\n" in script
+    assert "A guard chose it in place of step 8" in script
+
+
+def test_without_a_guard_the_damaged_step_is_restored_and_older_ones_lie_beside_it(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    plan = faulty(DamageKind.BIT_FLIP)
+    run, _ = carry_out(tmp_path, (plan,), matrix(job(restore_step=8)))
+    record = store.read_json(run.damage("damage.a"))
+    assert record["manifest"]["problems"]
+    assert "selected_step" not in record
+    assert launch_json(run, FAULTY)["first_step"] == 8
+    restore = run.work(FAULTY) / "restore"
+    shards = {path.name: (path / "shard").read_text() for path in restore.iterdir()}
+    assert shards == {"step-8": "damaged", "step-4": "state of 4"}
+    script = (run.cell(plan.cell.id) / "repro.sh").read_text()
+    assert "/out/step-4" in script
+
+
+def test_a_guard_leaves_only_what_is_whole_to_a_job_that_looks_itself(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    plan = faulty(DamageKind.BIT_FLIP, guard="manifest")
+    machine.behaviours[FAULTY] = Behaviour(saves=False)
+    given = matrix(job(resume_args=("--auto",), restore_step=8))
+    run, _ = carry_out(tmp_path, (plan,), given)
+    out = run.work(FAULTY) / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["latest", "step-4"]
+    assert (out / "step-4" / "shard").read_text() == "state of 4"
+    assert (out / "latest").read_text() == "step-4\n"
+
+
+def test_a_checkpoint_of_one_file_may_be_gone_when_the_job_starts(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(damage: Damage, checkpoint: Path, _: Path | None) -> dict[str, Any]:
+        checkpoint.unlink()
+        return {"id": damage.id, "fired": True}
+
+    monkeypatch.setattr(inflict_module.damage_kinds, "apply", remove)
+    plan = faulty(DamageKind.DELETE)
+    given = matrix(job(restore_step=8, checkpoint="{out}/step-{step}/shard"))
+    run, outcome = carry_out(tmp_path, (plan,), given)
+    record = store.read_json(run.damage("damage.a"))
+    assert record["manifest"]["problems"] == [{"kind": "missing", "path": "shard"}]
+    assert outcome.steps[FAULTY].state is StepState.ENDED
+    assert not (run.work(FAULTY) / "restore" / "shard").exists()
+
+
+def test_a_guard_that_finds_nothing_restores_what_was_planned(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unchanged = {"id": "damage.a", "fired": False}
+    monkeypatch.setattr(inflict_module.damage_kinds, "apply", lambda *_: dict(unchanged))
+    plan = faulty(DamageKind.BIT_FLIP, guard="manifest")
+    run, _ = carry_out(tmp_path, (plan,), matrix(job(restore_step=8)))
+    assert store.read_json(run.damage("damage.a"))["selected_step"] is None
+    assert launch_json(run, FAULTY)["first_step"] == 8
+
+
+def test_a_guard_without_an_older_step_stops_the_launch(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    plan = faulty(DamageKind.BIT_FLIP, guard="manifest")
+    _, outcome = carry_out(tmp_path, (plan,), matrix(job(restore_step=8, saves=(8,))))
+    assert outcome.steps["damage.a"].state is StepState.FAILED
+    assert "no older whole checkpoint" in str(outcome.steps["damage.a"].reason)
+
+
+@pytest.mark.parametrize(
+    ("lie", "named", "said"),
+    [
+        ("missing", 12, "step-12\n"),
+        ("stale", 4, "step-4\n"),
+        ("empty", None, ""),
+        ("removed", None, None),
+    ],
+)
+def test_a_lying_pointer_is_what_the_job_finds(
+    machine: FakeMachine, tmp_path: Path, lie: str, named: int | None, said: str | None
+) -> None:
+    plan = faulty(DamageKind.POINTER, lie=lie, named_step=named)
+    given = matrix(job(resume_args=("--auto",), restore_step=8))
+    run, outcome = carry_out(tmp_path, (plan,), given)
+    record = store.read_json(run.damage("damage.a"))
+    assert record["fired"]
+    assert record["pointers"][0]["before"] == "step-8"
+    kept = run.work(FAULTY) / "pointers" / "latest"
+    assert (kept.read_text() if kept.exists() else None) == said
+    out = run.work(FAULTY) / "out"
+    assert {"step-8", "step-4"} <= {path.name for path in out.iterdir()}
+    assert outcome.source_changes == ()
+    twin = run.work("restore.fsdp2.baseline") / "pointers" / "latest"
+    assert twin.read_text() == "step-8\n"
+
+
+def test_an_uncommitted_step_lies_where_the_pointer_says(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    early = replace(SHARED, restore_step=4)
+    address = cell(TWO, TWO, "fault")
+    about = {"lie": "uncommitted", "named_step": 8}
+    damage = Damage("damage.a", DamageKind.POINTER, early.checkpoint_of(address), about)
+    plan = early.continues(address, damage=damage, claim=Claim.DETECTS_DAMAGE)
+    machine.behaviours[FAULTY] = Behaviour(saves=False)
+    run, _ = carry_out(tmp_path, (plan,), matrix(job(resume_args=("--auto",))))
+    (torn,) = store.read_json(run.damage("damage.a"))["torn"]
+    assert torn["fired"]
+    out = run.work(FAULTY) / "out"
+    assert (out / "step-8" / "shard").read_text() == "damaged"
+    assert (out / "step-4" / "shard").read_text() == "state of 4"
+    assert (run.work(FAULTY) / "pointers" / "latest").read_text() == "step-8\n"
+    assert (run.work("source.fsdp2") / "out/step-8/shard").read_text() == "state of 8"
+
+
+def test_a_job_without_a_pointer_cannot_be_lied_to(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflict_module.pointers, "NAMES", ("other*",))
+    plan = faulty(DamageKind.POINTER, lie="removed", named_step=None)
+    given = matrix(job(resume_args=("--auto",), restore_step=8))
+    _, outcome = carry_out(tmp_path, (plan,), given)
+    assert "keeps no pointer" in str(outcome.steps["damage.a"].reason)
+    assert outcome.steps[FAULTY].state is StepState.SKIPPED
+
+
 def test_a_run_may_start_from_a_given_checkpoint(machine: FakeMachine, tmp_path: Path) -> None:
     start = tmp_path / "given" / "step-2"
     start.mkdir(parents=True)
@@ -440,10 +596,10 @@ def test_a_launch_that_cannot_start_stops_nothing(
 def test_a_damage_that_finds_nothing_skips_its_restore(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def apply(damage: Damage, checkpoint: Path) -> dict[str, Any]:
+    def apply(damage: Damage, checkpoint: Path, _: Path | None = None) -> dict[str, Any]:
         raise UserError("no tensor matches 'nothing*'")
 
-    monkeypatch.setattr(step_module.damage_kinds, "apply", apply)
+    monkeypatch.setattr(inflict_module.damage_kinds, "apply", apply)
     _, outcome = carry_out(tmp_path)
     assert outcome.steps["damage.a"].state is StepState.FAILED
     assert "no tensor matches" in str(outcome.steps[RESTORE_DAMAGED].reason)
@@ -462,7 +618,7 @@ def test_a_full_disk_ends_the_run_with_the_next_move(
         real = os.fsync
         monkeypatch.setattr(os, "fsync", lambda fd: no_space() if _is_journal(fd) else real(fd))
     else:
-        monkeypatch.setattr(step_module, "private_copy", no_space)
+        monkeypatch.setattr(inflict_module, "private_copy", no_space)
     with pytest.raises(UserError, match="No space left") as caught:
         carry_out(tmp_path)
     assert "--resume" in str(caught.value)

@@ -8,7 +8,18 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 
 from ckptdrill.judge.trajectory import Pair
-from ckptdrill.model import Check, Fact, Held, Item, JsonValue, LaunchRecord, Plan, Policy
+from ckptdrill.model import (
+    Check,
+    DamageKind,
+    Fact,
+    Held,
+    Item,
+    JsonValue,
+    LaunchRecord,
+    Plan,
+    PointerLie,
+    Policy,
+)
 
 _VERSIONS = ("torch", "cuda", "python")
 
@@ -73,8 +84,11 @@ def topology(pair: Pair, plan: Plan) -> Check:
     return Check(Item.TOPOLOGY, Held.HELD, summary, facts=refs)
 
 
-def damage(record: Mapping[str, JsonValue] | None) -> Check:
-    """The planned damage must have changed bytes: hash before is not hash after."""
+def damage(record: Mapping[str, JsonValue] | None, framework: str) -> Check:
+    """The planned damage must have changed bytes: hash before is not hash after.
+
+    The row also says who noticed: `framework` is what the stack made of it, in words.
+    """
     if record is None:
         return Check(Item.DAMAGE, Held.NOT_OBSERVED, "the damage step left no record")
     where = described(record)
@@ -83,15 +97,60 @@ def damage(record: Mapping[str, JsonValue] | None) -> Check:
         return Check(
             Item.DAMAGE, Held.NOT_EXERCISED, f"{where}: the bytes are as before", facts=reference
         )
-    return Check(Item.DAMAGE, Held.HELD, f"{where}: changed as planned", facts=reference)
+    said = "; ".join(part for part in (where, framework, _manifest(record)) if part)
+    numbers = {"manifest": [f"{p['path']}: {p['kind']}" for p in _problems(record)]}
+    return Check(Item.DAMAGE, Held.HELD, said, facts=reference, numbers=numbers)
 
 
 def described(record: Mapping[str, JsonValue]) -> str:
-    """`bit 2 of byte 1234 of __0_0.distcp (embed.weight)`."""
+    """`bit-flip of __0_0.distcp (tensor embed.weight)`, `latest named step-12, which was not
+    there`.
+    """
+    kind = record.get("kind", "damage")
     where = str(record.get("file", "the checkpoint"))
+    if kind == DamageKind.POINTER:
+        return _lie(record, where)
+    if kind == DamageKind.SWAP:
+        return f"swapped {where} and {record.get('other')}"
     if record.get("tensor"):
         where += f" (tensor {record['tensor']})"
-    return f"{record.get('kind', 'damage')} of {where}"
+    if kind == DamageKind.FOREIGN_SHARD:
+        return f"{where} was that of step {record.get('foreign_step')}"
+    return f"{kind} of {where}"
+
+
+def _lie(record: Mapping[str, JsonValue], pointer: str) -> str:
+    said = next((p["after"] for p in record.get("pointers", ()) if p["path"] == pointer), None)
+    words: Mapping[JsonValue, str] = {
+        PointerLie.MISSING: f"named {said}, which was not there",
+        PointerLie.UNCOMMITTED: f"named {said}, whose save had not finished",
+        PointerLie.GARBAGE: "held garbage",
+        PointerLie.EMPTY: "was empty",
+        PointerLie.STALE: f"named the older {said}",
+        PointerLie.REMOVED: "was gone",
+    }
+    return f"{pointer} {words.get(record.get('lie'), 'lied')}"
+
+
+def _manifest(record: Mapping[str, JsonValue]) -> str:
+    """What a manifest of the undamaged checkpoint says of the damaged copy; empty: not asked."""
+    asked = record.get("manifest")
+    if asked is None:
+        return ""
+    if asked["problems"] is None:
+        return f"no manifest could be made: {asked['refused']}"
+    paths = list(dict.fromkeys(p["path"] for p in asked["problems"]))
+    if not paths:
+        return "a manifest finds nothing"
+    named = {1: paths[0], 2: "both"}.get(len(paths), f"{len(paths)} files")
+    if len(paths) == 2 and set(paths) != {record.get("file"), record.get("other")}:
+        named = " and ".join(paths)
+    kinds = ", ".join(dict.fromkeys(p["kind"] for p in asked["problems"]))
+    return f"a manifest names {named} ({kinds})"
+
+
+def _problems(record: Mapping[str, JsonValue]) -> Sequence[Mapping[str, JsonValue]]:
+    return (record.get("manifest") or {}).get("problems") or ()
 
 
 def observer_failures(records: Sequence[LaunchRecord]) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from ckptdrill.model import (
     EPOCH_BOUNDARY,
     Check,
     Claim,
+    DamageKind,
     Held,
     Item,
     JsonValue,
@@ -201,6 +202,8 @@ def _case(evidence: Evidence) -> _Case:
     pair = Pair(reference, trajectory(restore, at), at, evidence.window)
     end = ending.ending(restore)
     older = [evidence.start_step + f.step for f in source.of("save_begin")]
+    if plan.damage is not None and evidence.start_step == 0:
+        older.append(0)  # what a job trains from that finds no checkpoint
     back = states.matching_step(
         pair.restored, reference, at, sorted({s for s in older if s < at}, reverse=True)
     )
@@ -211,6 +214,9 @@ def _case(evidence: Evidence) -> _Case:
         _scoped(blame.explained(check, pair), evidence) for check in _checks(evidence, pair, noisy)
     )
     checks = _by_another_argument(_consequences(checks), evidence.resume_only)
+    if plan.damage is not None:
+        noticed = _framework(evidence.damage or {}, end, back, checks)
+        checks = (*checks, surroundings.damage(evidence.damage, noticed))
     control = _control(evidence)
     plan_differs = (
         data.same_as_control(
@@ -233,7 +239,11 @@ def _case(evidence: Evidence) -> _Case:
         plan_differs,
         back,
         noisy,
-        {"phases": _phases(restore), "older_step": back},
+        {
+            "phases": _phases(restore),
+            "older_step": back,
+            "replayed_steps": None if back is None else at - back,
+        },
     )
 
 
@@ -254,7 +264,7 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
         control,
         epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
     )
-    rows = (
+    return (
         states.keys(sampled),
         progress.step(pair),
         states.weights(sampled),
@@ -298,7 +308,23 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             unmeasured,
         ),
     )
-    return (*rows, surroundings.damage(evidence.damage)) if plan.damage is not None else rows
+
+
+def _framework(
+    record: Mapping[str, JsonValue], end: Ending, back: int | None, checks: Sequence[Check]
+) -> str:
+    """What the stack and the job made of a damage by themselves, in words."""
+    if record.get("selected_step") is not None:
+        return "the guard verified before the load, so the framework never saw it"
+    if end.how is not End.TRAINED:
+        return _ENDED_ON_DAMAGE[end.how]
+    if back is not None:
+        return f"the job went back to step {back}" if back else "the job began again at step 0"
+    if any(check.status is Held.BROKEN for check in checks):
+        return "the framework loaded it without a word"
+    if record.get("kind") == DamageKind.POINTER:
+        return "the job was not misled"
+    return "the job trained as if nothing had happened"
 
 
 def _scoped(check: Check, evidence: Evidence) -> Check:
@@ -460,14 +486,14 @@ def _refused(case: _Case) -> Verdict | None:
 
 
 def _damage_refused(case: _Case) -> Verdict | None:
-    if case.end.how is not End.REFUSED:
+    """An exception before the first step: the undamaged restore of this source raises none."""
+    if not _stopped_before_training(case):
         return None
-    where = surroundings.described(case.evidence.damage or {})
     return _verdict(
         case,
         VerdictWord.UNSUPPORTED,
         Reason.REFUSED,
-        f"{where} was noticed and refused, but training did not go on: {case.end.text}",
+        f"{_told(case)}; training did not go on: {case.end.text}",
         None,
         "let the job fall back to an older whole checkpoint when one is refused",
         subject=_damaged_file(case),
@@ -487,6 +513,26 @@ def _crashed(case: _Case) -> Verdict | None:
     )
 
 
+def _from_scratch(case: _Case) -> Verdict | None:
+    """No checkpoint was restored, no error was raised, and the training begins again."""
+    step = next(c for c in case.checks if c.item is Item.STEP)
+    restarted = case.fell_back_to == 0 or (
+        step.status is Held.BROKEN and step.numbers.get("gap") == -case.pair.restore_step
+    )
+    if not restarted:
+        return None
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.DIVERGED,
+        f"{surroundings.described(case.evidence.damage or {})}: the job began again at step 0 "
+        f"without a word, {case.evidence.restore_step} steps are lost",
+        step,
+        "stop when a checkpoint is expected and none is found; do not train from scratch",
+        subject=_damaged_file(case),
+    )
+
+
 def _fell_back(case: _Case) -> Verdict | None:
     """Under a damage claim a whole older generation, with its full continuity, is the good
     outcome.
@@ -501,7 +547,7 @@ def _fell_back(case: _Case) -> Verdict | None:
         case,
         VerdictWord.PASS,
         Reason.FELL_BACK,
-        f"the damage was noticed; training continues "
+        f"{_told(case)}; training continues "
         f"from the whole checkpoint of step {case.fell_back_to}, {lost} steps are replayed",
         None,
         "",
@@ -551,15 +597,29 @@ def _damage_diverged(case: _Case) -> Verdict | None:
     if not broken:
         return None
     first = _to_blame(case, broken)
-    record = case.evidence.damage or {}
     return _verdict(
         case,
         VerdictWord.UNSUPPORTED,
         Reason.DIVERGED,
-        f"{surroundings.described(record)} was loaded without a word: {first.summary}",
+        f"{_told(case)}; {first.summary}",
         first,
         "verify checksums before loading (a manifest, or the zip CRCs), and fall back",
         subject=f"{_damaged_file(case)}: {first.subjects[0] if first.subjects else ''}",
+    )
+
+
+def _pointer_unheeded(case: _Case) -> Verdict | None:
+    """A job that is not misled has restored the newest whole checkpoint, lie or no lie."""
+    if (case.evidence.damage or {}).get("kind") != DamageKind.POINTER:
+        return None
+    step = case.evidence.restore_step
+    return _verdict(
+        case,
+        VerdictWord.PASS,
+        Reason.HELD,
+        f"{_told(case)}; training continues from the newest whole checkpoint, that of step {step}",
+        None,
+        "",
     )
 
 
@@ -649,8 +709,7 @@ def _held(case: _Case) -> Verdict:
 
 def _failed_closed(case: _Case) -> Verdict | None:
     """An exception before the first step is what a changed job owes its owner."""
-    stopped = case.end.how is End.CRASHED and not case.restore.of("stepped")
-    if case.end.how is not End.REFUSED and not stopped:
+    if not _stopped_before_training(case):
         return None
     return _verdict(
         case,
@@ -687,11 +746,21 @@ _RULES = {
         _hung,
         _damage_refused,
         _crashed,
+        _from_scratch,
         _fell_back,
         _damage_diverged,
         _incomplete,
+        _pointer_unheeded,
         _damage_unseen,
     ),
+}
+
+_ENDED_ON_DAMAGE = {
+    End.REFUSED: "the framework noticed and refused it",
+    End.CRASHED: "the job stopped on it",
+    End.HUNG_IN_RESTORE: "the restore hung on it",
+    End.TIMED_OUT: "the job did not come to its end",
+    End.DIED: "the job died on it",
 }
 
 _RESTORED = {Item.WEIGHTS, Item.BUFFERS, Item.MOMENTS, Item.HYPERPARAMETERS, Item.SCHEDULER}
@@ -731,6 +800,16 @@ def _to_blame(case: _Case, broken: Sequence[Check]) -> Check:
                 first.numbers,
             )
     return first
+
+
+def _stopped_before_training(case: _Case) -> bool:
+    stopped = case.end.how is End.CRASHED and not case.restore.of("stepped")
+    return case.end.how is End.REFUSED or stopped
+
+
+def _told(case: _Case) -> str:
+    """The row of the damage: what was done, and who noticed."""
+    return next(check.summary for check in case.checks if check.item is Item.DAMAGE)
 
 
 def _damaged_file(case: _Case) -> str:

@@ -656,7 +656,7 @@ def _damage(plan: Plan, record: JsonValue) -> DamageView | None:
     files = about.get("files", [about] if about else [])
     return DamageView(
         id=plan.damage.id,
-        kind=plan.damage.kind,
+        kind=" ".join((plan.damage.kind, *([_text_of(about["lie"])] if "lie" in about else []))),
         guard=_text_of(about.get("guard")),
         files=tuple(_damaged_file(file) for file in files if isinstance(file, Mapping)),
     )

@@ -11,6 +11,7 @@ at the wanted steps. Run it with
 
     torchrun --nproc-per-node 2 fsdp2_dcp.py --out runs/a --save-at 4,8 --max-steps 12
     torchrun --nproc-per-node 4 fsdp2_dcp.py --out runs/b --resume runs/a/step-4 --max-steps 12
+    torchrun --nproc-per-node 2 fsdp2_dcp.py --out runs/a --find latest --save-at 16 --max-steps 20
 
 The same seed gives the same training on any number of ranks that divides the global batch, up to
 the order in which floats are added.
@@ -33,6 +34,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException  # derives from BaseException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -152,6 +154,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="checkpoints go to OUT/step-N")
     parser.add_argument("--resume", type=Path, help="a step folder to continue from")
+    parser.add_argument(
+        "--find",
+        choices=("latest", "newest"),
+        help="continue from the step in OUT that OUT/latest names, or the newest one that loads",
+    )
     parser.add_argument("--max-steps", type=int, default=1000)
     parser.add_argument("--schedule-steps", type=int, default=1000, help="horizon of the cosine")
     parser.add_argument("--warmup-steps", type=int, default=5)
@@ -402,6 +409,32 @@ def restore(run: Training, folder: Path, seed: int) -> None:
         seed_rank(seed + 1000 * (RANK + 1) + 1_000_003 * run.counters["step"])
 
 
+def point(folder: Path) -> None:
+    """Let the pointer beside it name a checkpoint that is whole, by one rename."""
+    pointer = folder.with_name("latest")
+    pointer.with_suffix(".new").write_text(f"{folder.name}\n")
+    pointer.with_suffix(".new").replace(pointer)
+
+
+def find(run: Training, args: argparse.Namespace) -> None:
+    """Continue from what is in the output folder, trusting the pointer or trying each step.
+
+    A pointer that is not there is a first start: many scripts take it so.
+    """
+    pointer = args.out / "latest"
+    if args.find == "latest":
+        if pointer.exists():
+            restore(run, args.out / pointer.read_text().strip(), args.seed)
+        return
+    steps = [path.parent for path in args.out.glob("step-*/.metadata")]
+    for folder in sorted(steps, key=lambda path: int(path.name.split("-")[1]), reverse=True):
+        try:
+            restore(run, folder, args.seed)
+            return
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - whatever it is, go on
+            print(f"rank {RANK}: {folder} does not load: {error!r}", flush=True)
+
+
 def saved_steps(args: argparse.Namespace) -> set[int]:
     steps = {int(step) for step in args.save_at.split(",") if step}
     if args.save_every:
@@ -418,13 +451,18 @@ def main() -> None:
     run = build(args)
     if args.resume:
         restore(run, args.resume, args.seed)
+    elif args.find:
+        find(run, args)
     steps = saved_steps(args)
     while run.counters["step"] < args.max_steps:
         lrs = [group["lr"] for group in run.optimizer.param_groups]
         loss = train_step(run, args)
         log_step(run, loss, lrs)
         if run.counters["step"] in steps:
-            save(run, args.out / f"step-{run.counters['step']}")
+            folder = args.out / f"step-{run.counters['step']}"
+            save(run, folder)
+            if args.find and RANK == 0:
+                point(folder)
     if WORLD_SIZE > 1:
         dist.destroy_process_group()
 

@@ -131,3 +131,121 @@ def test_a_plain_value_that_equals_neither_reference_nor_control_is_blamed() -> 
     history = saving(lambda leaves: leaves.update({"trainer.cursor": 0}))
     history = also(history, lambda leaves: leaves.update({"trainer.cursor": 48}), "control")
     assert history.check(Item.INVENTORY).subjects == ("trainer.cursor",)
+
+
+# ---------------------------------------------------------------- one key for every rank
+
+
+def one_key(history: History, *came_back: Any, key: str = "loader") -> History:
+    """Rank r saved the value r under one key; the ranks came back with these."""
+    for rank in history.record("source").ranks:
+        history = history.edited(
+            "inventory",
+            lambda i, r=rank: i["leaves"].update({key: r}),
+            launch="source",
+            rank=rank,
+            step=8,
+            at="save",
+        )
+    for rank, value in enumerate(came_back):
+        history = history.edited(
+            "inventory",
+            lambda i, v=value: i["leaves"].update({key: v}),
+            rank=rank,
+            step=0,
+            at="load",
+        )
+    return history
+
+
+def test_rank_private_state_that_collapsed_to_one_copy_is_blamed() -> None:
+    check = one_key(healthy("ddp2"), 0, 0).check(Item.INVENTORY)
+    assert (check.status, check.subjects) == (Held.BROKEN, ("loader",))
+    assert (
+        "loader was saved by every rank under one key, and rank 1 came back with rank 0's"
+        in check.summary
+    )
+
+
+@pytest.mark.parametrize(
+    "came_back",
+    [(0, 1), (0, 7)],
+    ids=["every rank its own", "a value that no rank saved"],
+)
+def test_only_another_ranks_value_is_a_collapse(came_back: tuple[int, ...]) -> None:
+    assert one_key(healthy("ddp2"), *came_back).check(Item.INVENTORY).status is Held.HELD
+
+
+def test_ranks_that_all_saved_the_same_lose_nothing() -> None:
+    history = healthy("ddp2")
+    for launch, step, at in (("source", 8, "save"), ("restore", 0, "load")):
+        history = history.edited(
+            "inventory", lambda i: i["leaves"].update(epoch=1), launch=launch, step=step, at=at
+        )
+    assert history.check(Item.INVENTORY).status is Held.HELD
+
+
+def test_at_another_world_size_nobody_has_a_value_of_his_own() -> None:
+    assert "under one key" not in one_key(healthy("ddp2", "ddp1"), 0).check(Item.INVENTORY).summary
+
+
+def test_files_of_single_ranks_cannot_collapse() -> None:
+    history = one_key(healthy("ddp2"), 0, 0)
+    history = history.edited("inventory", lambda i: i.update(call="torch.save"), launch="source")
+    assert "under one key" not in history.check(Item.INVENTORY).summary
+
+
+def test_shards_of_one_tensor_may_move_between_ranks() -> None:
+    """Rank 1 asks for the part that rank 0 saved: that is resharding, not a collapse."""
+    history = healthy("fsdp2")
+    part = next(
+        f.data["leaves"]["model.mix.weight"]
+        for f in history.record("source").of("inventory", 0)
+        if f.step == 8
+    )
+    history = history.edited(
+        "inventory",
+        lambda i: i["leaves"].update({"model.mix.weight": part}),
+        rank=1,
+        step=0,
+        at="load",
+    )
+    assert history.check(Item.INVENTORY).status is Held.HELD
+
+
+# ---------------------------------------------------------------- told through the probe
+
+
+def told(history: History, launch: str, step: int, leaves: Any, rank: int = 0) -> History:
+    about = {"what": "state", "name": "curriculum", "leaves": {"": leaves}}
+    fact = history.fact("probe", rank, step=step, launch=launch, **about)
+    return history.adding(fact, launch=launch)
+
+
+def test_state_that_the_job_told_is_compared_at_the_same_step() -> None:
+    history = told(told(healthy(), "source", 9, 5), "restore", 1, 0)
+    verdict = history.verdict()
+    assert (verdict.reason, verdict.blame_item) == (Reason.DIVERGED, Item.INVENTORY)
+    assert "curriculum told at step 9 differs from the reference's" in verdict.explanation
+
+
+def test_what_was_told_alike_or_by_one_run_only_is_no_difference() -> None:
+    alike = told(told(healthy(), "source", 9, 5), "restore", 1, 5)
+    for history in (alike, told(healthy(), "source", 9, 5), told(healthy(), "restore", 1, 5)):
+        assert history.check(Item.INVENTORY).status is Held.HELD
+
+
+def test_what_was_told_before_the_restore_is_history() -> None:
+    history = told(told(healthy(), "source", 8, 5), "restore", 0, 0)
+    assert history.check(Item.INVENTORY).status is Held.HELD
+
+
+def test_ranks_are_taken_together_in_what_they_told() -> None:
+    history = told(told(healthy("ddp2", "ddp1"), "source", 9, 5), "source", 9, 5, rank=1)
+    assert told(history, "restore", 1, 5).check(Item.INVENTORY).status is Held.HELD
+    assert told(history, "restore", 1, 6).check(Item.INVENTORY).status is Held.BROKEN
+
+
+def test_the_last_word_of_a_step_counts() -> None:
+    history = told(told(healthy(), "source", 9, 4), "source", 9, 5)
+    assert told(history, "restore", 1, 5).check(Item.INVENTORY).status is Held.HELD

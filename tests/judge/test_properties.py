@@ -88,6 +88,7 @@ CELLS: dict[str, Callable[[], History]] = {
     "damaged": damaged,
     "unfired": unfired,
     "fallen back": lambda: damaged(DamageKind.DELETE, back_to=4).given(policy=ONE_EPOCH),
+    "lied to": lambda: damaged(DamageKind.POINTER),
 }
 
 
@@ -174,6 +175,14 @@ def test_no_pass_survives_the_loss_of_one_fact_it_rests_on(layouts: tuple[str, s
 
 def test_no_fall_back_survives_the_loss_of_one_fact_it_rests_on() -> None:
     history = damaged(back_to=4).given(policy=ONE_EPOCH)
+    for ref, item in resting(history).items():
+        verdict = history.without_ref(ref).verdict()
+        assert verdict.word is not VerdictWord.PASS, (ref, item, verdict.explanation)
+    assert history.given(damage=None).verdict().word is VerdictWord.UNPROVEN
+
+
+def test_no_job_is_said_to_withstand_a_lie_without_a_fact_it_rests_on() -> None:
+    history = damaged(DamageKind.POINTER)
     for ref, item in resting(history).items():
         verdict = history.without_ref(ref).verdict()
         assert verdict.word is not VerdictWord.PASS, (ref, item, verdict.explanation)

@@ -12,6 +12,7 @@ from ckptdrill.model import (
     DamageKind,
     Held,
     Item,
+    PointerLie,
     Policy,
     Reason,
     Verdict,
@@ -19,7 +20,10 @@ from ckptdrill.model import (
     from_json,
     to_json,
 )
-from tests.judge.history import History, damage_record, damaged, healthy
+from tests.judge.history import History, damage_record, damaged, healthy, run
+from tests.judge.training import Training
+
+ONE_EPOCH = Policy(out_of_scope={"epoch boundary": "the older step lies in the first epoch"})
 
 LAYOUTS = [
     ("fsdp2", "fsdp2"),
@@ -225,7 +229,7 @@ def test_damage_that_is_trained_on_is_the_alarm_and_names_file_and_tensor() -> N
     verdict = damaged().differs("weights", "embed.weight").verdict()
     assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
     assert verdict.blame_subject == "__0_0.distcp: embed.weight"
-    assert "loaded without a word" in verdict.explanation
+    assert "the framework loaded it without a word" in verdict.explanation
 
 
 def test_damage_that_the_job_never_reads_proves_nothing() -> None:
@@ -251,6 +255,167 @@ def test_falling_back_and_then_training_otherwise_is_no_pass() -> None:
     history = damaged(back_to=4).given(policy=policy)
     history = history.edited("stepped", lambda s: s.update(lr=[0.1]))
     verdict = history.verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
+
+
+def recorded(history: History, **changes: Any) -> History:
+    """The same history with another record of its damage."""
+    assert history.evidence.plan.damage is not None
+    return history.given(damage=damage_record(history.evidence.plan.damage, **changes))
+
+
+def manifest(*problems: tuple[str, str]) -> dict[str, Any]:
+    return {"problems": [{"path": path, "kind": kind} for path, kind in problems]}
+
+
+DIFFERS = manifest(("__0_0.distcp", "checksum-differs"))
+BOTH = manifest(("__0_0.distcp", "checksum-differs"), ("__1_0.distcp", "checksum-differs"))
+FILE = "__0_0.distcp"
+NAMED = f"a manifest names {FILE} (checksum-differs)"
+REFUSED = "the framework noticed and refused it"
+UNSEEN = "the job trained as if nothing had happened"
+FLIPPED = "bit-flip of __0_0.distcp (tensor embed.weight)"
+LOADED = "the framework loaded it without a word"
+
+
+@pytest.mark.parametrize(
+    ("history", "found", "row"),
+    [
+        (
+            damaged().differs("weights", "embed.weight"),
+            {"manifest": DIFFERS},
+            f"{FLIPPED}; {LOADED}; {NAMED}",
+        ),
+        (
+            damaged(DamageKind.SWAP).differs("weights", "embed.weight"),
+            {"manifest": BOTH, "other": "__1_0.distcp"},
+            f"swapped __0_0.distcp and __1_0.distcp; {LOADED}; {NAMED.replace(FILE, 'both')}",
+        ),
+        (
+            damaged(DamageKind.FOREIGN_SHARD).refused(0),
+            {"manifest": DIFFERS, "foreign_step": 4},
+            f"{FILE} (tensor embed.weight) was that of step 4; {REFUSED}; {NAMED}",
+        ),
+        (
+            damaged(back_to=4),
+            {"manifest": DIFFERS},
+            f"{FLIPPED}; the job went back to step 4; {NAMED}",
+        ),
+        (
+            damaged().differs("weights", "embed.weight"),
+            {"manifest": manifest()},
+            f"{FLIPPED}; {LOADED}; a manifest finds nothing",
+        ),
+        (
+            damaged(),
+            {"manifest": {"problems": None, "refused": "a save in progress"}},
+            f"{FLIPPED}; {UNSEEN}; no manifest could be made: a save in progress",
+        ),
+    ],
+    ids=["loaded", "swapped", "refused", "fell back", "nobody", "no manifest"],
+)
+def test_the_row_of_the_damage_says_who_noticed(
+    history: History, found: dict[str, Any], row: str
+) -> None:
+    verdict = recorded(history, **found).given(policy=ONE_EPOCH).verdict()
+    (check,) = (check for check in verdict.checks if check.item is Item.DAMAGE)
+    assert (check.status, check.summary) == (Held.HELD, row)
+    problems = found["manifest"]["problems"] or ()
+    assert check.numbers["manifest"] == [f"{p['path']}: {p['kind']}" for p in problems]
+
+
+def test_a_guard_that_noticed_is_a_pass_from_the_older_step() -> None:
+    history = recorded(damaged(back_to=4), manifest=DIFFERS, selected_step=4)
+    verdict = history.given(policy=ONE_EPOCH).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.PASS, Reason.FELL_BACK)
+    assert "the guard verified before the load" in verdict.explanation
+    assert verdict.numbers["replayed_steps"] == 4
+
+
+def test_a_guard_does_not_excuse_what_follows() -> None:
+    history = recorded(damaged(back_to=4), manifest=DIFFERS, selected_step=4)
+    history = history.given(policy=ONE_EPOCH).edited("stepped", lambda s: s.update(lr=[0.1]))
+    assert history.verdict().reason is Reason.DIVERGED
+
+
+def from_scratch(history: History) -> History:
+    facts = run(history.evidence.plan.restore, Training(), at=0).facts
+    return history.with_facts("restore", facts)
+
+
+def test_a_job_that_begins_again_in_silence_is_the_alarm() -> None:
+    verdict = from_scratch(damaged()).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
+    assert "began again at step 0 without a word, 8 steps are lost" in verdict.explanation
+    assert verdict.blame_subject == "__0_0.distcp"
+
+
+def test_an_unseeded_job_that_begins_again_is_known_by_its_counter() -> None:
+    history = from_scratch(damaged()).differs("weights", "mix.weight")
+    verdict = history.verdict()
+    assert (verdict.reason, verdict.blame_item) == (Reason.DIVERGED, Item.STEP)
+    assert "began again at step 0" in verdict.explanation
+
+
+def test_an_exception_before_the_first_step_has_noticed_the_damage() -> None:
+    error = [{"type": "builtins.UnicodeDecodeError", "message": "invalid start byte"}]
+    history = (
+        damaged()
+        .without()
+        .adding(*(damaged().fact("crashed", rank, 10.0, error=error) for rank in (0, 1)))
+    )
+    verdict = history.ended(returncode=1).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.REFUSED)
+    assert "the job stopped on it; training did not go on" in verdict.explanation
+
+
+# ---------------------------------------------------------------- pointers
+
+
+def lied_to(lie: str = "missing", *, back_to: int | None = None, after: str = "step-12") -> History:
+    pointer = [{"path": "latest", "before": "step-8", "after": after}]
+    about = {"file": "latest", "tensor": None, "lie": lie, "pointers": pointer}
+    history = damaged(DamageKind.POINTER, back_to=back_to)
+    return recorded(history, **about).given(policy=ONE_EPOCH)
+
+
+def test_a_job_that_is_not_misled_continues() -> None:
+    verdict = lied_to().verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.PASS, Reason.HELD)
+    assert "latest named step-12, which was not there; the job was not misled" in (
+        verdict.explanation
+    )
+
+
+def test_a_job_that_follows_a_stale_pointer_loses_steps_and_nothing_else() -> None:
+    verdict = lied_to("stale", back_to=4, after="step-4").verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.PASS, Reason.FELL_BACK)
+    assert "latest named the older step-4" in verdict.explanation
+    assert verdict.numbers["replayed_steps"] == 4
+
+
+def test_a_job_that_finds_no_pointer_and_begins_again_is_the_alarm() -> None:
+    verdict = from_scratch(lied_to("removed")).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
+    assert verdict.explanation.startswith("latest was gone: the job began again at step 0")
+    assert verdict.blame_subject == "latest"
+
+
+@pytest.mark.parametrize("lie", list(PointerLie))
+def test_a_job_that_stops_on_a_lie_is_unsupported(lie: PointerLie) -> None:
+    verdict = lied_to(lie).refused(0, 1).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.REFUSED)
+    assert verdict.blame_subject == "latest"
+
+
+def test_a_pointer_that_was_not_changed_is_no_lie() -> None:
+    history = damaged(DamageKind.POINTER)
+    verdict = recorded(history, file="latest", lie="stale", fired=False).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.FAULT_NOT_FIRED)
+
+
+def test_a_mixture_after_a_lie_is_the_alarm() -> None:
+    verdict = lied_to().differs("weights", "mix.weight").verdict()
     assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
 
 

@@ -1,0 +1,105 @@
+"""What the drills of damage and of lying pointers plan, and when they refuse to."""
+
+from typing import Any
+
+import pytest
+
+from ckptdrill import drill, matrix, resources
+from ckptdrill.errors import UserError
+from ckptdrill.model import Cell, Claim, DamageKind, Plan, PointerLie, Topology
+from ckptdrill.plan import SharedLaunches, plan_all
+
+TWO = Topology("two", dp_shard=2)
+SHARED = SharedLaunches(restore_step=8, saves=(4, 8, 12), end_step=13, repeats=1)
+IN_PLACE = SharedLaunches(8, (4, 8, 12), 13, 1, resumes_in_place=True)
+ALONE = SharedLaunches(8, (8,), 13, 1, resumes_in_place=True)
+KINDS = [kind for kind in DamageKind if kind is not DamageKind.POINTER]
+
+
+def planned(name: str, shared: SharedLaunches = SHARED, **parameters: Any) -> Plan:
+    cell = Cell("cell", TWO, "default", TWO, "default", name, parameters)
+    return drill.load(name).plan(cell, shared)
+
+
+@pytest.mark.parametrize("guard", ["none", "manifest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_restore_and_its_twin(kind: DamageKind, guard: str) -> None:
+    plan = planned("corrupt-shard", kind=kind, guard=guard)
+    assert plan.claim is Claim.DETECTS_DAMAGE
+    assert plan.damage is not None
+    assert plan.damage.kind is kind
+    assert plan.damage.parameters["guard"] == guard
+    assert plan.restore.restores is not None
+    assert plan.baseline.restores is not None
+    assert (plan.restore.restores.damage_id, plan.baseline.restores.damage_id) == (
+        plan.damage.id,
+        None,
+    )
+
+
+def test_a_foreign_shard_is_that_of_the_save_before() -> None:
+    damage = planned("corrupt-shard", kind="foreign-shard").damage
+    assert damage is not None
+    assert damage.parameters["foreign_step"] == 4
+
+
+@pytest.mark.parametrize("parameters", [{"kind": "foreign-shard"}, {"guard": "manifest"}])
+def test_what_needs_an_older_save_says_so(parameters: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="no step before 8 is saved") as caught:
+        planned("corrupt-shard", ALONE, **parameters)
+    assert "job.saves" in str(caught.value.hint)
+
+
+def test_a_pointer_is_no_shard() -> None:
+    allowed = drill.load("corrupt-shard").parameters["kind"]
+    assert drill.refusal(allowed, "pointer") is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("missing", 12),
+        ("uncommitted", 12),
+        ("stale", 4),
+        ("garbage", None),
+        ("empty", None),
+        ("removed", None),
+    ],
+)
+def test_a_lie_names_another_save_or_nothing(kind: str, named: int | None) -> None:
+    damage = planned("lying-pointer", IN_PLACE, kind=kind).damage
+    assert damage is not None
+    assert damage.kind is DamageKind.POINTER
+    assert (damage.parameters["lie"], damage.parameters.get("named_step")) == (kind, named)
+
+
+def test_a_job_that_is_told_a_path_cannot_be_misled() -> None:
+    with pytest.raises(UserError, match="no pointer can mislead it") as caught:
+        planned("lying-pointer", SHARED)
+    assert "{resume}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("kind", ["missing", "uncommitted", "stale"])
+def test_a_lie_about_a_step_needs_that_step(kind: str) -> None:
+    with pytest.raises(UserError, match="8 is saved"):
+        planned("lying-pointer", ALONE, kind=kind)
+
+
+def shipped(name: str, old: str = "", new: str = "") -> tuple[Plan, ...]:
+    path = resources.matrices_dir() / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    return plan_all(matrix.parse(text.replace(old, new).encode(), path))
+
+
+def test_the_shipped_matrices_hold_every_kind() -> None:
+    damages = [plan.damage for plan in shipped("faults") if plan.damage]
+    told = {(each.kind, each.parameters["guard"]) for each in damages}
+    assert told == {(kind, guard) for kind in KINDS for guard in ("none", "manifest")}
+    lies = [plan.damage.parameters["lie"] for plan in shipped("pointers") if plan.damage]
+    assert sorted(lies) == sorted(PointerLie)
+
+
+def test_whether_a_job_is_told_a_path_stands_in_the_matrix() -> None:
+    with pytest.raises(UserError, match="no pointer can mislead it"):
+        shipped("pointers", "--find, latest]", '--resume, "{resume}"]')

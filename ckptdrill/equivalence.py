@@ -22,9 +22,15 @@ _MEASURED = re.compile(r".*_(s|ms|us|ns|at)")
 # Generators that are seeded by the system when nobody seeds them. Where one matters, the batches,
 # the losses and the weights that it leads to are compared.
 _SYSTEM_SEEDED = frozenset({"numpy", "python"})
-# Facts whose order is that of threads and exits, not of the training; seeding calls, which imports
-# make too; and saved leaves, among them times and paths, whose tensors the states compare anyway.
-_NOT_COMPARED = frozenset({"exited", "inventory", "observer_failed", "rng_set", "stopped"})
+# Facts whose order is that of threads and exits, not of the training; memory and imports, of which
+# a warm launch has more, and seeding calls, which imports make too; and saved leaves, among them
+# times and paths, whose tensors the states compare anyway.
+_NOT_COMPARED = frozenset(
+    {
+        *("exited", "imported", "inventory", "observer_failed", "rng_set", "stopped"),
+        *("uploaded", "usage"),
+    }
+)
 
 
 def equivalent(source: LaunchRecord, repeat: LaunchRecord) -> tuple[bool, str | None]:

@@ -20,13 +20,14 @@ from pathlib import PurePosixPath
 
 from ckptdrill import claims, journal, placeholders
 from ckptdrill.journal import Entry, StepState
-from ckptdrill.judge import table
+from ckptdrill.judge import storage, table, tiers
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Claim,
     Held,
     Job,
+    JsonValue,
     Launch,
     LaunchRecord,
     Plan,
@@ -116,6 +117,10 @@ class _Desk:
 
     def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
         """The verdict of one plan; a chain that breaks at its first resume ends there."""
+        if plan.stalled is not None:
+            return table.safely(storage.judge, self._evidence(plan, control_failed))
+        if plan.intact is not None:
+            return table.safely(tiers.judge, self._evidence(plan, control_failed))
         if plan.through is None:
             return table.judge(self._evidence(plan, control_failed))
         first = self.verdict(replace(plan, restore=plan.through, through=None), control_failed)
@@ -187,6 +192,8 @@ def _evidence(
         resume_only=_resume_only(job),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
         exclusions=() if plan.cell.drilled else _exclusions(job.stack, plan),
+        tier_saves=job.memory_tier.saves if job.memory_tier else (),
+        tiers=_tier_records(run, plan),
         control_failed=control_failed,
     )
 
@@ -195,6 +202,12 @@ def _exclusions(stack: str | None, plan: Plan) -> tuple[str, ...]:
     cell = plan.cell
     found = claims.exclusions(stack, cell.source, cell.target, cell.drill)
     return tuple(f"{claim.source.version} documents: “{claim.quote}”" for claim in found)
+
+
+def _tier_records(run: RunFolder, plan: Plan) -> Mapping[str, Mapping[str, JsonValue]]:
+    """Launch id -> what it found of a memory tier."""
+    records = {s.id: run.tier(s.id) for s in plan.steps if isinstance(s, Launch) and s.tier}
+    return {launch_id: read_json(path) for launch_id, path in records.items() if path.exists()}
 
 
 def _baseline_plan(plan: Plan) -> Plan:

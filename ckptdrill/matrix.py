@@ -34,6 +34,7 @@ from ckptdrill.matrix_schema import (
     ExpectSection,
     JobSection,
     MatrixFile,
+    MemoryTierSection,
     PolicySection,
     TopologySection,
     check,
@@ -46,6 +47,7 @@ from ckptdrill.model import (
     Expectation,
     Job,
     JsonValue,
+    MemoryTier,
     Policy,
     Tolerance,
     Topology,
@@ -121,6 +123,7 @@ def load(path: Path, *, python: str | None = None, devices: int | None = None) -
     check_program(matrix.job, _where(path, marks, ("job", "program")))
     _check_start(matrix.job, _where(path, marks, ("job", "start_from")))
     _check_folder(matrix.job, _where(path, marks, ("job", "cwd")))
+    _check_tier(matrix.job, _where(path, marks, ("job", "memory_tier")))
     for name in sorted({c.source_environment for c in matrix.cells} | _target_names(matrix.cells)):
         # `default` need not be in the file: then it came from the command line.
         written = name in marks.data.get("environments", {})
@@ -267,10 +270,22 @@ def _environments(form: MatrixFile, folder: Path, python: str | None) -> dict[st
     base = _interpreter(here or sys.executable, folder)
     found = {DEFAULT_ENVIRONMENT: Environment(DEFAULT_ENVIRONMENT, base)}
     for name, section in form.environments.items():
-        own = _interpreter(section.python, folder) if section.python else base
+        bare = sys.executable if section.requirements else base
+        own = _interpreter(section.python, folder) if section.python else bare
         replaced = name == DEFAULT_ENVIRONMENT and python is not None
-        found[name] = Environment(name, base if replaced else own, tuple(section.requirements))
+        found[name] = Environment(
+            name,
+            base if replaced else own,
+            () if replaced else tuple(_requirement(r, folder) for r in section.requirements),
+            inherits=section.python is not None,
+            no_deps=section.no_deps,
+        )
     return found
+
+
+def _requirement(text: str, folder: Path) -> str:
+    """A local package by its absolute path (`./pkg` starts from the matrix), all else as it is."""
+    return str(_absolute(text, folder)) if text.startswith((".", "/", "~/")) else text
 
 
 def _interpreter(python: str, folder: Path) -> str:
@@ -303,6 +318,15 @@ def _job(form: JobSection, folder: Path) -> Job:
         start_from=None if form.start_from is None else str(_absolute(form.start_from, folder)),
         start_step=form.start_step or 0,
         stack=form.stack,
+        memory_tier=_memory_tier(form.memory_tier, folder),
+    )
+
+
+def _memory_tier(form: MemoryTierSection | None, folder: Path) -> MemoryTier | None:
+    if form is None:
+        return None
+    return MemoryTier(
+        str(_absolute(form.base, folder)), tuple(sorted(set(form.saves))), form.rank_files
     )
 
 
@@ -690,6 +714,12 @@ def _check_start(job: Job, where: str) -> None:
 def _check_folder(job: Job, where: str) -> None:
     if not Path(job.cwd).is_dir():
         raise UserError(f"no folder {job.cwd}", where=where, hint=_similar(Path(job.cwd)))
+
+
+def _check_tier(job: Job, where: str) -> None:
+    tier = job.memory_tier
+    if tier is not None and not os.access(tier.base, os.W_OK | os.X_OK):
+        raise UserError(f"no folder {tier.base} that can be written", where=where)
 
 
 def _check_interpreter(environment: Environment, where: str) -> None:

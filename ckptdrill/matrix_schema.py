@@ -106,6 +106,24 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class MemoryTierSection(Section):
+    """`job.memory_tier`: fast checkpoints that the job keeps beside its durable ones."""
+
+    base: str = "/dev/shm"  # noqa: S108 - a tmpfs that every Linux has; each run has its own folder
+    saves: Annotated[list[StepNumber], Field(min_length=1)]
+    rank_files: str = "**/*rank{rank}*"
+
+    @field_validator("rank_files")
+    @classmethod
+    def _of_a_rank(cls, pattern: str) -> str:
+        problem = placeholders.problem_in(pattern, ("rank",))
+        inside = not pattern.startswith("/") and ".." not in pattern.split("/")
+        if problem or "rank" not in placeholders.used(pattern) or not inside:
+            allowed = "allowed: a glob below {memory_tier} with {rank}, as '**/rank{rank}.pt'"
+            raise _wrong(f"found {pattern!r}; {allowed}")
+        return pattern
+
+
 class JobSection(Section):
     """`job`: how the program under drill is started, resumed, and where its checkpoints appear."""
 
@@ -123,6 +141,7 @@ class JobSection(Section):
     start_from: str | None = None
     start_step: StepNumber | None = None
     stack: StackName | None = None
+    memory_tier: MemoryTierSection | None = None
 
     @field_validator("program")
     @classmethod
@@ -163,9 +182,16 @@ class JobSection(Section):
         templates = (*self.args, *self.env.values())
         if not any("out" in placeholders.used(text) for text in templates):
             raise _wrong("neither args nor env holds {out}: the job cannot know where to save")
+        told = any("memory_tier" in placeholders.used(text) for text in self._all_templates())
+        if told != (self.memory_tier is not None):
+            missing = "is used, but not declared" if told else "is declared, and the job not told"
+            raise _wrong(f"{{memory_tier}} {missing}; allowed: both or none", "memory_tier")
         if (self.start_from is None) != (self.start_step is None):
             key = "start_step" if self.start_from is None else "start_from"
             raise _wrong("start_from and start_step go together; allowed: both or none", key)
+
+    def _all_templates(self) -> tuple[str, ...]:
+        return (*self.args, *self.resume_args, *self.env.values())
 
     def _check_steps(self) -> None:
         if self.restore_step is not None and self.restore_step not in self.saves:
@@ -196,6 +222,16 @@ class EnvironmentSection(Section):
 
     python: str | None = None
     requirements: list[str] = []
+    no_deps: bool = False
+
+    @field_validator("requirements")
+    @classmethod
+    def _no_options(cls, requirements: list[str]) -> list[str]:
+        for text in requirements:
+            if text.lstrip().startswith("-") or not text.strip():
+                allowed = "allowed: requirements, as 'torch==2.13.0'; pip is set by PIP_* variables"
+                raise _wrong(f"found {text!r}; {allowed}")
+        return requirements
 
     @model_validator(mode="after")
     def _something(self) -> EnvironmentSection:

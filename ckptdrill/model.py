@@ -79,11 +79,30 @@ class Topology:
 
 @dataclass(frozen=True)
 class Environment:
-    """An interpreter that has the job's frameworks. `python` is an absolute path."""
+    """An interpreter that has the job's frameworks. `python` is an absolute path.
+
+    With `requirements`, `python` is what it is made with until it is built. `inherits`: it lies
+    over the packages of `python`; `no_deps`: nothing but the requirements is installed.
+    """
 
     name: str
     python: str
     requirements: tuple[str, ...] = ()
+    inherits: bool = False
+    no_deps: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryTier:
+    """Fast checkpoints that a job keeps beside its durable ones, below `{memory_tier}`.
+
+    `base` is where each launch gets a folder of its own (a tmpfs), `saves` are the steps that are
+    saved there, `rank_files` a glob below the folder for the files of `{rank}`.
+    """
+
+    base: str
+    saves: tuple[int, ...]
+    rank_files: str
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,7 @@ class Job:
     start_from: str | None = None
     start_step: int = 0
     stack: str | None = None  # what it saves with, by its name in claims.yaml
+    memory_tier: MemoryTier | None = None
 
     @property
     def end_step(self) -> int:
@@ -241,6 +261,25 @@ class Fault:
     parameters: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
+class TierLoss(StrEnum):
+    """What happens to a memory tier between the failure and the restore."""
+
+    ALL = "all"  # every host is new: nothing of it is left
+    ONE_RANK = "one-rank"  # the files of one rank are gone with its host
+    STALE = "stale"  # it holds an older generation than the durable storage
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The memory tier that a launch finds: a copy of what `launch_id` left in its own, after
+    `loss` (None: as it was).
+    """
+
+    launch_id: str
+    loss: TierLoss | None = None
+    rank: int | None = None
+
+
 @dataclass(frozen=True)
 class Launch:
     """One torchrun. Steps are in the job's own numbering."""
@@ -254,10 +293,16 @@ class Launch:
     extra_args: tuple[str, ...] = ()  # appended to the job's own
     launcher: str | None = None  # None: whatever the run chose
     fault: Fault | None = None
+    tier: Tier | None = None
 
     @property
     def after(self) -> tuple[str, ...]:
         """Ids of the steps that must have ended before this one starts."""
+        tier = (self.tier.launch_id,) if self.tier else ()
+        return tuple(dict.fromkeys((*self._restored_from, *tier)))
+
+    @property
+    def _restored_from(self) -> tuple[str, ...]:
         if self.restores is None:
             return ()
         if self.restores.damage_id is not None:
@@ -327,15 +372,20 @@ class Plan:
     control: Launch | None = None  # uninterrupted at the target topology
     damage: Damage | None = None
     through: Launch | None = None  # the restored run whose own checkpoint is restored again
+    stalled: Launch | None = None  # the source once more, on storage that fails for a while
+    generations: tuple[Launch, ...] = ()  # restores of what `stalled` left, newest first
+    failing: tuple[Launch, ...] = ()  # the source up to a failure: its memory tier is restored
+    intact: Launch | None = None  # restores beside a memory tier that lost nothing
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """Every step once, dependencies first; none for a cell that is not drilled."""
         if not self.cell.drilled:
             return ()
-        ordered: list[Step] = [self.source, *self.repeats]
-        others = (self.control, self.baseline, self.damage, self.through, self.restore)
-        ordered += [step for step in others if step]
+        ordered: list[Step] = [self.source, *self.repeats, *self.failing]
+        others = (self.control, self.baseline, self.damage, self.through, self.stalled)
+        restores = (*self.generations, self.intact, self.restore)
+        ordered += [step for step in (*others, *restores) if step]
         return tuple({step.id: step for step in ordered}.values())
 
 
@@ -482,6 +532,7 @@ class Reason(StrEnum):
     REFUSED = "refused"
     CRASHED = "crashed"
     DIVERGED = "diverged"
+    UNSAFE_SAVE = "unsafe-save"
     BATCH_PLAN = "batch-plan"
     NOISY_REFERENCE = "noisy-reference"
     EVIDENCE_MISSING = "evidence-missing"

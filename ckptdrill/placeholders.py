@@ -34,16 +34,22 @@ PLACEHOLDERS: Mapping[str, str] = MappingProxyType(
         "ep": "expert-parallel degree",
         "zero_stage": "ZeRO stage; the topology must declare it",
         "jobs": "the folder of the shipped reference jobs",
+        "memory_tier": "the folder for fast checkpoints of this launch (`job.memory_tier`)",
     }
 )
 _TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
 _WIDTH = re.compile(r"0?[1-9][0-9]?d?")
-_TEXTS = ("out", "resume", "topology", "jobs")
+_TEXTS = ("out", "resume", "topology", "jobs", "memory_tier")
 _LITERAL = {"{{": "{", "}}": "}"}
 
 
 def placeholder_values(
-    topology: Topology, *, out: Path | str, resume: Path | str | None, step: int | None
+    topology: Topology,
+    *,
+    out: Path | str,
+    resume: Path | str | None,
+    step: int | None,
+    memory_tier: Path | None = None,
 ) -> dict[str, object]:
     """The value of every placeholder but `{jobs}`, which the matrix fills when it is read."""
     axes = ("world_size", "nodes", "ranks_per_node", "dp", "dp_replicate", "dp_shard")
@@ -53,6 +59,7 @@ def placeholder_values(
         "resume": "" if resume is None else resume,
         "step": step,
         "topology": topology.name,
+        "memory_tier": memory_tier,
         **{name: getattr(topology, name) for name in degrees},
     }
 

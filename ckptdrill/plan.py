@@ -9,7 +9,7 @@ two cells that ask for the same launch get the same id, and the schedule runs an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptdrill import drill as drill_files
@@ -30,6 +30,7 @@ class SharedLaunches:
     end_step: int
     repeats: int
     resumes_in_place: bool = False  # the job is told no path: it finds its checkpoint itself
+    tier_saves: tuple[int, ...] = ()  # steps saved in the memory tier
 
     def source(self, topology: Topology, environment: str) -> Launch:
         """The run that saves and goes on: its continuation is the reference trajectory."""
@@ -74,6 +75,22 @@ class SharedLaunches:
                 hint="add an earlier step to job.saves, or restore a later one (job.restore_step)",
             )
         return older[-1]
+
+    def failure_step(self, cell: Cell) -> int:
+        """The step after which a job with a memory tier fails: in the tier, not on durable storage.
+
+        Raises UserError when there is no such step.
+        """
+        newer = [step for step in self.tier_saves if step > self.restore_step]
+        step = int(cell.parameters.get("step", 0)) or next(iter(newer), 0)
+        if step not in newer:
+            raise UserError(
+                f"the memory tier saves no step {step or ''} after {self.restore_step}",
+                where=f"cell {cell.id}",
+                hint="declare job.memory_tier, with a step in its saves that is newer than "
+                "job.restore_step",
+            )
+        return step
 
     def next_save(self, cell: Cell) -> int:
         """The first saved step after the restored one.
@@ -124,23 +141,32 @@ def plan_all(matrix: Matrix) -> tuple[Plan, ...]:
     Raises UserError when two cells want different launches under one name.
     """
     job = matrix.job
-    later = [step for step in job.saves if step > job.restore_step]
-    chained = any(cell.drill == "chained-resume" for cell in matrix.cells)
-    # A chain restores the next save too, and the reference must go on beyond that one as well.
-    beyond = later[0] + job.window if chained and later else 0
     shared = SharedLaunches(
         restore_step=job.restore_step,
         saves=job.saves,
-        end_step=max(job.end_step, beyond),
+        end_step=job.end_step,
         repeats=matrix.repeats,
         resumes_in_place=resumes_in_place(job),
+        tier_saves=job.memory_tier.saves if job.memory_tier else (),
     )
+    shared = replace(shared, end_step=max(job.end_step, _beyond(matrix, shared) + job.window))
     plans = tuple(
         drill_files.load(cell.drill).plan(cell, shared) if cell.drilled else shared.continues(cell)
         for cell in matrix.cells
     )
     steps_of(plans)
     return plans
+
+
+def _beyond(matrix: Matrix, shared: SharedLaunches) -> int:
+    """The newest step that any cell restores: the reference must go on beyond that one, too."""
+    steps = [shared.restore_step]
+    for cell in (each for each in matrix.cells if each.drilled):
+        if cell.drill in ("chained-resume", "storage-stall"):
+            steps += [step for step in shared.saves if step > shared.restore_step][:1]
+        elif cell.drill == "memory-tier-loss":
+            steps.append(shared.failure_step(cell))
+    return max(steps)
 
 
 def steps_of(plans: Iterable[Plan]) -> Mapping[str, Step]:

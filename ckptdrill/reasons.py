@@ -61,14 +61,17 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
         ),
         Reason.FAULT_NOT_FIRED: Explanation(
             _UNPROVEN,
-            "The planned damage changed no byte, or could not be done.",
-            "Choose another tensor or kind for the damage; damages/ holds the record.",
+            "The planned fault did not happen: a damage changed no byte or could not be done, "
+            "no write met a stall, or two environments came to the same versions.",
+            "Choose another tensor or kind for the damage (damages/ holds the record), or versions "
+            "that differ.",
         ),
         Reason.HUNG: Explanation(
             _UNSUPPORTED,
-            "The time limit came while ranks were inside a load call.",
-            "Read rank*.stacks of the restore launch; raise job.timeout_s if the storage really is "
-            "that slow.",
+            "The time limit came while ranks were inside a load call, or a save call on failing "
+            "storage.",
+            "Read rank*.stacks of the launch; raise job.timeout_s if the storage really is that "
+            "slow.",
         ),
         Reason.TIMED_OUT: Explanation(
             _UNPROVEN,
@@ -93,6 +96,13 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             "The restore raised no error, and the training that follows is another one: the alarm.",
             "Do not resume this way; the verdict names the item and the tensor, group or rank to "
             "mend in the resume code.",
+        ),
+        Reason.UNSAFE_SAVE: Explanation(
+            _UNSUPPORTED,
+            "A save met failing or slow storage, and failed without a word, counted as done, left "
+            "nothing whole, or piled up.",
+            "Let a failed save end or be logged, keep the old checkpoint until the new one is "
+            "whole, and wait for a save in the background before the next.",
         ),
         Reason.BATCH_PLAN: Explanation(
             _UNSUPPORTED,

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckptdrill import tiers
 from ckptdrill.launch.local import cold_command
 from ckptdrill.model import Launch, Plan
 from ckptdrill.step import (
@@ -20,10 +21,12 @@ from ckptdrill.step import (
     beside,
     copy_target,
     describe,
+    out_of,
     pointers_of,
     restored,
     restored_path,
     resumes_in_place,
+    tier_of,
 )
 
 # Stands for the folder of a replay until the shell knows it.
@@ -31,11 +34,11 @@ _WORK = "@WORK@"
 
 
 def repro_script(setting: Setting, plan: Plan) -> str:
-    """The script that repeats the drilled restore of a cell.
+    """The script that repeats the drilled launch of a cell: the restore, or the run that stalls.
 
     It needs nothing of ckptdrill but the observer in the run folder.
     """
-    launch = plan.restore
+    launch = plan.stalled or plan.restore
     content = _replaced(describe(setting, launch, "torchrun"), _replay_folders(setting, launch))
     content["env"] = _changes(content["env"])
     lines = [
@@ -47,6 +50,7 @@ def repro_script(setting: Setting, plan: Plan) -> str:
         'mkdir -p "$WORK/out" "$WORK/scratch" "$WORK/facts"',
         'WORK="$(cd "$WORK" && pwd)"',
         *_copy_lines(setting, launch),
+        *_tier_lines(setting, launch),
         f'sed "s|{_WORK}|$WORK|g" > "$WORK/launch.json" <<\'END_OF_LAUNCH\'',
         json.dumps(content, indent=1, sort_keys=True),
         "END_OF_LAUNCH",
@@ -60,7 +64,7 @@ def repro_script(setting: Setting, plan: Plan) -> str:
 
 
 def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
-    launch, cell = plan.restore, plan.cell
+    launch, cell = plan.stalled or plan.restore, plan.cell
     yield f"# Cell {cell.id}: drill {cell.drill}, {_place(plan.source)} to {_place(launch)}."
     given = restored(setting, launch)
     if given is not None:
@@ -71,6 +75,9 @@ def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
         else:
             yield f"# A guard chose it in place of step {launch.restores.step}, damaged on purpose:"
         yield f"#   {setting.run.damage(launch.restores.damage_id)}"
+    if launch.fault is not None:
+        yield "# Storage below OUT fails as `fault` in launch.json says. The observer does that:"
+        yield "# without it nothing fails."
     yield "# Usage: repro.sh [FOLDER]; without one, in a new temporary folder. It works on a fresh"
     yield "# copy, and the facts go to FOLDER/facts. To run without the observer, take"
     yield "# `-m ckptdrill_observer` out of the command: the job then goes on after step"
@@ -91,7 +98,10 @@ def _copy_lines(setting: Setting, launch: Launch) -> Iterator[str]:
     yield '[ -e "$SOURCE" ] || { echo "$SOURCE is gone: run again with --keep" >&2; exit 1; }'
     yield f'mkdir -p "$(dirname {copy})"'
     # Links are followed: what the replay writes must not reach the run.
-    yield f'cp -RLp "$SOURCE" {copy}'
+    if target == str(out_of(setting.run, launch.id)):
+        yield f'cp -RLp "$SOURCE/." {copy}'
+    else:
+        yield f'cp -RLp "$SOURCE" {copy}'
     for other, place in beside(setting, launch):
         there = _quote(_replaced(str(place), _replay_folders(setting, launch)))
         yield f"[ -e {there} ] || cp -RLp {shlex.quote(str(other))} {there}"
@@ -100,9 +110,21 @@ def _copy_lines(setting: Setting, launch: Launch) -> Iterator[str]:
         yield '[ ! -d "$POINTERS" ] || cp -RPp "$POINTERS/." "$WORK/out/"'
 
 
+def _tier_lines(setting: Setting, launch: Launch) -> Iterator[str]:
+    """What the launch found in its memory tier; a replay has it on disk."""
+    if setting.matrix.job.memory_tier is None:
+        return
+    yield 'mkdir -p "$WORK/memory-tier"'
+    if launch.tier is not None:
+        left = shlex.quote(str(tiers.left_for(setting.run, launch.id)))
+        yield f'cp -RLp {left}/. "$WORK/memory-tier/"'
+
+
 def _replay_folders(setting: Setting, launch: Launch) -> dict[str, str]:
     """The launch's own folders, and where a replay has them."""
+    tier = tier_of(setting, launch)
     return {
+        **({} if tier is None else {str(tier): f"{_WORK}/memory-tier"}),
         str(setting.run.launch(launch.id) / "launch.json"): f"{_WORK}/launch.json",
         str(setting.run.launch(launch.id)): f"{_WORK}/facts",
         str(setting.run.work(launch.id)): _WORK,

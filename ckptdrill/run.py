@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptdrill import resources, sources
+from ckptdrill import resources, sources, tiers
 from ckptdrill.equivalence import equivalent
 from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.inflict import inflict
@@ -363,14 +363,16 @@ def _collect(live: _Live, step_id: str) -> bool:
         return False
     live.watch.look(live.running)
     live.watch.saved(live.setting, step_id)
+    _release_tier(live.setting, step_id)
     del live.running[step_id], live.devices[step_id]
     exit_file = running.folder / "exit.json"
     if not exit_file.exists():
         _finish(live, step_id, StepState.FAILED, "its cage left no exit.json")
         return True
     ended = read_json(exit_file)
-    badly = ended_badly(ended)
-    no_room = _no_room(live, live.setting.launch(step_id), badly)
+    launch = live.setting.launch(step_id)
+    badly = None if launch.fault else ended_badly(ended)  # a planned fault may end it any way
+    no_room = _no_room(live, launch, badly)
     state = StepState.FAILED if no_room or cut_short(ended) else StepState.ENDED
     _finish(live, step_id, state, no_room or badly)
     return True
@@ -447,10 +449,19 @@ def _launches(steps: Mapping[str, Step]) -> Iterator[Launch]:
 
 
 # --------------------------------------------------------------------------------------------------
+def _release_tier(setting: Setting, launch_id: str) -> None:
+    """A memory tier that no later launch gets is memory to give back."""
+    wanted = {each.tier.launch_id for each in _launches(setting.steps) if each.tier}
+    if launch_id not in wanted:
+        tiers.remove(setting.matrix.job.memory_tier, setting.run, launch_id)
+
+
+# --------------------------------------------------------------------------------------------------
 # End
 
 
 def _closed(live: _Live) -> Outcome:
+    tiers.remove(live.setting.matrix.job.memory_tier, live.run)
     outcome = Outcome(dict(live.over), live.watch.close(live.setting), _launchers(live))
     _note(
         live.run,

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptdrill import placeholders, pointers
+from ckptdrill import placeholders, pointers, tiers
 from ckptdrill.isolate import private_copy
 from ckptdrill.launch.local import job_environment
 from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Checkpoint,
     Damage,
+    Job,
     Launch,
     LaunchRecord,
     PointerLie,
@@ -32,7 +33,7 @@ from ckptdrill.model import (
     to_json,
 )
 from ckptdrill.placeholders import fill, placeholder_values
-from ckptdrill.store import RunFolder, read_json
+from ckptdrill.store import RunFolder, read_json, write_json
 
 # How long the ranks of a launch wait for each other when they agree where to end.
 _AGREE_TIMEOUT_S = 60.0
@@ -109,6 +110,12 @@ def first_step(setting: Setting, launch: Launch) -> int:
     return checkpoint.step if checkpoint else setting.matrix.job.start_step
 
 
+def tier_of(setting: Setting, launch: Launch) -> Path | None:
+    """`{memory_tier}` of a launch; None where the job has none."""
+    declared = setting.matrix.job.memory_tier
+    return None if declared is None else tiers.folder(declared, setting.run, launch.id)
+
+
 def resumes_in_place(setting: Setting) -> bool:
     """True when the job is never told a path: it finds the newest checkpoint in `{out}` itself."""
     return placeholders.resumes_in_place(setting.matrix.job)
@@ -118,6 +125,8 @@ def copy_target(setting: Setting, launch: Launch, source: Path) -> Path:
     """Where the private copy of `source` goes: under its name, or where the job looks for it."""
     if resumes_in_place(setting):
         out = out_of(setting.run, launch.id)
+        if launch.restores is not None and launch.restores.template == "{out}":
+            return out  # all that a run has left: the job chooses
         return _saved_at(setting, launch.topology, out, first_step(setting, launch))
     return setting.run.work(launch.id) / "restore" / source.name
 
@@ -187,6 +196,7 @@ def describe(
     return {
         "id": launch.id,
         "folder": str(folder),
+        "out": str(out_of(run, launch.id)),
         "program": job.program,
         "module": job.module,
         "args": [filled(text, "job.args") for text in args],
@@ -214,11 +224,14 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
 
     Raises UserError or OSError when the copy cannot be made.
     """
-    out_of(setting.run, launch.id).mkdir(parents=True, exist_ok=True)
+    out = out_of(setting.run, launch.id)
+    _prepare_tier(setting, launch)
     source = restored_path(setting, launch)
     if source is None:
+        out.mkdir(parents=True, exist_ok=True)
         return None
     target = copy_target(setting, launch, source)
+    (target.parent if target == out else out).mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     # A damage may have removed a checkpoint of one file: the job is given the path all the same.
     guard = private_copy(source, target) if source.exists() else None
@@ -226,7 +239,7 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
         if not place.exists():
             private_copy(other, place)
     checkpoint = restored(setting, launch)
-    if checkpoint is not None and resumes_in_place(setting):
+    if checkpoint is not None and resumes_in_place(setting) and target != out:
         _give_pointers(setting, launch, checkpoint)
     return None if guard is None else str(guard)
 
@@ -256,6 +269,14 @@ def _uses(setting: Setting, step: Step) -> tuple[Checkpoint, ...]:
     if step.restores is None or step.restores.damage_id is not None:
         return ()
     return (step.restores,)
+
+
+def _prepare_tier(setting: Setting, launch: Launch) -> None:
+    declared = setting.matrix.job.memory_tier
+    if declared is not None:
+        record = tiers.give(declared, setting.run, launch.id, launch.tier)
+        if record:
+            write_json(setting.run.tier(launch.id), record)
 
 
 def unmet(setting: Setting, step: Step) -> str | None:
@@ -323,6 +344,7 @@ def _filler(setting: Setting, launch: Launch) -> Callable[[str, str], str]:
         out=out_of(setting.run, launch.id),
         resume=None if source is None else copy_target(setting, launch, source),
         step=first_step(setting, launch),
+        memory_tier=tier_of(setting, launch),
     )
     return lambda text, where: fill(text, values, where)
 
@@ -332,8 +354,14 @@ def _sampled(setting: Setting, launch: Launch, offset: int) -> list[int]:
     job = setting.matrix.job
     begin = offset if launch.restores else job.restore_step
     wanted = {*job.saves, job.restore_step, *range(begin, begin + job.window + 1)}
-    wanted |= {step + 1 for step in job.saves}  # any save may be restored: its first update, too
+    wanted |= _tier_saves(job)
+    # Any save may be restored: its first update, too.
+    wanted |= {step + 1 for step in wanted & {*job.saves, *_tier_saves(job)}}
     return sorted(step for step in wanted if offset <= step <= launch.stop_step)
+
+
+def _tier_saves(job: Job) -> set[int]:
+    return set(job.memory_tier.saves) if job.memory_tier else set()
 
 
 def _signal_name(number: int) -> str:

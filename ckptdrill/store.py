@@ -97,6 +97,10 @@ class RunFolder:
         """Where a launch writes its checkpoints (`{out}`): not evidence, deleted after a Pass."""
         return self.root / "work" / safe_name(launch_id)
 
+    def tier(self, launch_id: str) -> Path:
+        """The record of what a launch found of a memory tier: files left and removed."""
+        return self.launch(launch_id) / "tier.json"
+
     def damage(self, damage_id: str) -> Path:
         """The record of one damage: files, hashes before and after."""
         return self.root / "damages" / f"{safe_name(damage_id)}.json"

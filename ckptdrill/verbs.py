@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ckptdrill import __version__, documentation, drill, journal, judging, packet, progress
+from ckptdrill import (
+    __version__,
+    documentation,
+    drill,
+    environments,
+    journal,
+    judging,
+    packet,
+    progress,
+)
 from ckptdrill import claims as claims_
 from ckptdrill import matrix as matrices
 from ckptdrill import plan as plans_
@@ -55,6 +65,7 @@ def run(
     mode = _mode(launcher)
     matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
     plans = plans_.plan_all(matrix)
+    matrix = _built(matrix, plans)
     _check_torch(matrix, plans)
     folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
     _begin(folder, matrix, resume=resume)
@@ -226,15 +237,15 @@ def _conclude(folder: RunFolder, plans: Sequence[Plan]) -> None:
     """What only the facts know: the versions that really ran, and that everything is judged."""
     about = read_json(folder.run_json)
     launches = {step.id: step for each in plans for step in each.steps if isinstance(step, Launch)}
-    environments: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     for launch in launches.values():
-        if launch.environment not in environments:
+        if launch.environment not in recorded:
             record = read_launch(folder, launch.id, 1)
-            environments |= {launch.environment: _versions(record)} if record.facts else {}
+            recorded |= {launch.environment: _versions(record)} if record.facts else {}
     ended = about.get("ended_utc") or _now().isoformat(timespec="seconds")
     write_json(
         folder.run_json,
-        {**about, "status": "judged", "ended_utc": ended, "environments": environments},
+        {**about, "status": "judged", "ended_utc": ended, "environments": recorded},
     )
 
 
@@ -303,6 +314,15 @@ def _mode(launcher: str) -> Mode:
             f"--launcher {launcher!r} is unknown{did_you_mean(launcher, names)}",
             hint=f"choose one of {', '.join(names)}",
         ) from None
+
+
+def _built(matrix: Matrix, plans: Sequence[Plan]) -> Matrix:
+    """The matrix with every interpreter that its launches need in place."""
+    console = Console(stderr=True, soft_wrap=True)
+    steps = plans_.steps_of(plans).values()
+    used = {step.environment for step in steps if isinstance(step, Launch)}
+    ready = environments.built(matrix.environments, used, lambda text: console.print(Text(text)))
+    return replace(matrix, environments=ready)
 
 
 def _check_torch(matrix: Matrix, plans: Sequence[Plan]) -> None:

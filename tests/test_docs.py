@@ -50,6 +50,7 @@ COMMANDS: dict[str, Any] = dict(_commands(typer.main.get_command(cli.app)))
 SECTIONS = {
     "": matrix_schema.MatrixFile,
     "job.": matrix_schema.JobSection,
+    "job.memory_tier.": matrix_schema.MemoryTierSection,
     "environments.NAME.": matrix_schema.EnvironmentSection,
     "topologies.NAME.": matrix_schema.TopologySection,
     "tolerance.": matrix_schema.ToleranceSection,

@@ -30,7 +30,7 @@ ORDER = (
     ("placeholders", "yaml_lines"),
     ("drill", "matrix", "matrix_schema"),
     ("plan",),
-    ("formats", "damage", "isolate", "manifest", "pointers"),
+    ("formats", "damage", "environments", "isolate", "manifest", "pointers", "tiers"),
     (
         "equivalence",
         "inflict",

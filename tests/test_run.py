@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from ckptdrill import drill, journal, store
 from ckptdrill import inflict as inflict_module
-from ckptdrill import journal, store
 from ckptdrill import run as run_module
 from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.journal import StepState
@@ -36,6 +36,7 @@ from ckptdrill.model import (
     Fault,
     FaultKind,
     Job,
+    MemoryTier,
     Plan,
     Policy,
     Tolerance,
@@ -81,7 +82,7 @@ class FakeMachine:
 
     def start(self, launch: Mapping[str, Any], launcher: str) -> "FakeRunning":
         folder = Path(launch["folder"])
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         content = {**launch, "launcher": launcher}
         store.write_json(folder / "launch.json", content)
         self.started.append((launch["id"], launcher))
@@ -134,6 +135,10 @@ class FakeRunning:
     def _save(self) -> None:
         out = Path(self.launch["args"][self.launch["args"].index("--out") + 1])
         last = self.launch["first_step"] + self.launch["stop_step"]
+        if "--memory" in self.launch["args"]:
+            memory = Path(self.launch["args"][self.launch["args"].index("--memory") + 1])
+            for rank in (0, 1):
+                (memory / f"rank{rank}.pt").write_text(f"{last} of {rank}")
         for step in (4, 8):
             if self.launch["first_step"] < step <= last:
                 (out / f"step-{step}").mkdir()
@@ -1067,3 +1072,90 @@ def test_new_runs_sort_in_their_order_whatever_the_clock_does(tmp_path: Path) ->
     assert names == sorted(set(names))
     assert names[1] == "2026-01-02T03-04-30Z-002"
     assert str((tmp_path / "quick" / "latest").readlink()) == names[-1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Launches that meet a fault, and memory that is lost
+
+TIERED = SharedLaunches(restore_step=8, saves=(4, 8), end_step=12, repeats=0, tier_saves=(10,))
+STALLED = "stalled.fsdp2-to-fsdp2.storage-stall"
+
+
+def met_by(name: str, shared: SharedLaunches = TIERED, **parameters: Any) -> Plan:
+    address = replace(cell(TWO, TWO, name), parameters=parameters)
+    return drill.load(name).plan(address, shared)
+
+
+def test_what_a_launch_left_is_restored_although_its_fault_ended_it_badly(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    machine.behaviours[STALLED] = Behaviour(returncode=1)
+    plan = met_by("storage-stall")
+    run, outcome = carry_out(tmp_path, (plan,))
+    fault = launch_json(run, STALLED)["fault"]
+    assert (fault["kind"], fault["parameters"]["step"]) == ("enospc", 8)
+    assert launch_json(run, plan.source.id)["fault"] is None
+    for launch in plan.generations:
+        assert outcome.steps[launch.id].state is StepState.ENDED
+    copy = run.work(plan.generations[-1].id) / "restore" / "step-4"
+    assert (copy / "shard").read_text() == "state of 4"
+    assert '"kind": "enospc"' in (run.cell(plan.cell.id) / "repro.sh").read_text()
+
+
+def test_a_job_that_chooses_gets_all_that_was_left(machine: FakeMachine, tmp_path: Path) -> None:
+    plan = met_by("storage-stall", replace(TIERED, resumes_in_place=True))
+    given = matrix(job(resume_args=("--auto-resume",)))
+    run, _ = carry_out(tmp_path, (plan,), given)
+    (restore,) = plan.generations
+    out = run.work(restore.id) / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["latest", "step-4", "step-8"]
+    assert (out / "step-8" / "shard").read_text() == "state of 8"
+
+
+def with_memory(base: Path) -> Matrix:
+    base.mkdir()
+    tier = MemoryTier(str(base), (10,), "rank{rank}.pt")
+    return matrix(job(args=("--out", "{out}", "--memory", "{memory_tier}"), memory_tier=tier))
+
+
+def test_a_lost_tier_reaches_the_restore_alone_and_is_given_back(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    plan = met_by("memory-tier-loss", loss="one-rank")
+    given = with_memory(tmp_path / "memory")
+    run, _ = carry_out(tmp_path, (plan,), given)
+    (failing,) = plan.failing
+    assert launch_json(run, failing.id)["stop_step"] == 10
+    record = store.read_json(run.tier(plan.restore.id))
+    assert [entry[0] for entry in record["removed"]] == ["rank1.pt"]
+    kept = run.work(plan.restore.id) / "memory-tier"
+    assert [path.name for path in kept.iterdir()] == ["rank0.pt"]
+    assert (kept / "rank0.pt").read_text() == "10 of 0"
+    assert plan.intact is not None
+    assert store.read_json(run.tier(plan.intact.id))["removed"] == []
+    assert not run.tier(plan.source.id).exists()
+    folders = {launch_json(run, i)["args"][3] for i in (plan.restore.id, plan.intact.id)}
+    assert len(folders) == 2
+    assert list((tmp_path / "memory").iterdir()) == []
+    replay = (run.cell(plan.cell.id) / "repro.sh").read_text()
+    assert f'cp -RLp {kept}/. "$WORK/memory-tier/"' in replay
+    assert str(tmp_path / "memory") not in replay
+
+
+def test_an_interrupted_run_keeps_the_memory_it_goes_on_with(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    plan = met_by("memory-tier-loss")
+    given = with_memory(tmp_path / "memory")
+
+    def interrupt() -> None:
+        if plan.failing[0].id in machine.ended:
+            machine.on_poll = lambda: None
+            raise KeyboardInterrupt
+
+    machine.on_poll = interrupt
+    with pytest.raises(UserError, match="interrupted"):
+        carry_out(tmp_path, (plan,), given)
+    _, outcome = carry_out(tmp_path, (plan,), given, resume=True)
+    assert outcome.steps[plan.restore.id].state is StepState.ENDED
+    assert list((tmp_path / "memory").iterdir()) == []

@@ -96,7 +96,8 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
     definite = refusal is not None or _raised_by_a_load(crash)
     how = End.REFUSED if definite and crash.step == 0 else End.CRASHED
     fact = refusal or crash
-    call = f" in {fact.data['call']}" if "call" in fact.data else ""
+    name = fact.data.get("call") or (_loading(crash) if how is End.REFUSED else None)
+    call = f" in {name}" if name else ""
     return Ending(
         how,
         f"rank {crash.rank}{call}: {cause(fact)}",
@@ -108,8 +109,13 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
 def _raised_by_a_load(crash: Fact) -> bool:
     """The exception came out of a function that loads, by its name, and is no plain mistake."""
     kind = crash.data["error"][-1]["type"]
-    loads = _LOADING.search(crash.data.get("traceback", ""))
-    return loads is not None and kind.removeprefix("builtins.") not in _MISTAKES
+    return _loading(crash) is not None and kind.removeprefix("builtins.") not in _MISTAKES
+
+
+def _loading(crash: Fact) -> str | None:
+    """The innermost function of the traceback that loads, by its name."""
+    names = [match[1] for match in _LOADING.finditer(crash.data.get("traceback", ""))]
+    return names[-1] if names else None
 
 
 def _killed(record: LaunchRecord) -> tuple[int, str] | None:

@@ -19,6 +19,7 @@ class Evidence:
     `records` maps launch ids to what they left; `skipped` maps step ids that never ran to why;
     `damage` is the record of the damage step. `checkpoint_suffix` is the part of the checkpoint
     template below `{out}`, filled with the restored step (`step-8`); steps are the job's own.
+    `tiers` maps launch ids to what they found of a memory tier.
     `resume_only` are the arguments that only a resumed run is given, without those that name the
     checkpoint.
     """
@@ -36,6 +37,8 @@ class Evidence:
     damage: Mapping[str, JsonValue] | None = None
     resume_only: tuple[str, ...] = ()
     exclusions: tuple[str, ...] = ()  # why documents rule out a cell that nobody drills
+    tier_saves: tuple[int, ...] = ()  # steps saved in the memory tier
+    tiers: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
     control_failed: str | None = (
         None  # why the baseline of this source does not hold, if it does not
     )

@@ -7,7 +7,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 
-from ckptdrill.judge.trajectory import Pair
+from ckptdrill.judge import versions
+from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import (
     Check,
     DamageKind,
@@ -36,7 +37,7 @@ def configuration(
     if unseen:
         return Check(Item.CONFIGURATION, Held.NOT_OBSERVED, unseen)
     source, target = pair.reference.record.of("started"), pair.restored.record.of("started")
-    refs = (source[0].ref, target[0].ref)
+    refs: tuple[str, ...] = (source[0].ref, target[0].ref)
     problems = []
     if source[0].data["program_sha256"] != target[0].data["program_sha256"]:
         problems.append("program: the script changed between the source run and the restore")
@@ -50,14 +51,18 @@ def configuration(
         )
     approved = tuple(f"approved: {p}" for p in problems)
     told = tuple(f"only the resumed run is given `{argument}`" for argument in resume_only)
+    summary = "same program and versions"
+    if not same_environment:
+        skew = versions.skew(pair.reference.record, pair.restored.record)
+        summary = f"same program; {skew.text}"
+        refs += tuple(f.ref for r in (pair.reference, pair.restored) for f in _imported(r))
     return Check(
-        Item.CONFIGURATION,
-        Held.HELD,
-        "same program and versions",
-        tuple(resume_only),
-        (*approved, *told),
-        refs,
+        Item.CONFIGURATION, Held.HELD, summary, tuple(resume_only), (*approved, *told), refs
     )
+
+
+def _imported(run: Trajectory) -> tuple[Fact, ...]:
+    return run.record.of("imported")[:1]
 
 
 def topology(pair: Pair, plan: Plan) -> Check:

@@ -10,7 +10,7 @@ Pass. Every verdict names one reason, one item or file to blame, and the facts t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptdrill.judge import (
@@ -24,6 +24,7 @@ from ckptdrill.judge import (
     randomness,
     surroundings,
     updates,
+    versions,
 )
 from ckptdrill.judge import state as states
 from ckptdrill.judge.ending import End, Ending
@@ -66,9 +67,14 @@ class _Case:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict of one cell. A judge that fails must not pass anything: it says Unproven."""
+    """The verdict of one cell."""
+    return safely(_judge, evidence)
+
+
+def safely(judging: Callable[[Evidence], Verdict], evidence: Evidence) -> Verdict:
+    """What `judging` says. A judge that fails must not pass anything: it says Unproven."""
     try:
-        return _judge(evidence)
+        return judging(evidence)
     except Exception as error:  # noqa: BLE001 - a defect of the judge is not evidence
         return Verdict(
             cell_id=evidence.plan.cell.id,
@@ -449,6 +455,24 @@ def _fault_not_fired(case: _Case) -> Verdict | None:
     )
 
 
+def _across_environments(case: _Case) -> bool:
+    return case.evidence.plan.source.environment != case.evidence.plan.restore.environment
+
+
+def _not_skewed(case: _Case) -> Verdict | None:
+    """Another environment in which the job imports the same versions is no other version."""
+    if not _across_environments(case) or versions.skew(case.source, case.restore).differing:
+        return None
+    return _verdict(
+        case,
+        VerdictWord.UNPROVEN,
+        Reason.FAULT_NOT_FIRED,
+        "both environments came to the same versions of all that the job imports",
+        next(c for c in case.checks if c.item is Item.CONFIGURATION),
+        "let the two environments differ in a package that the job imports",
+    )
+
+
 def _hung(case: _Case) -> Verdict | None:
     stacks = f"read launches/{case.restore.launch_id}/rank*.stacks"
     if case.end.how is End.HUNG_IN_RESTORE:
@@ -739,7 +763,16 @@ def _went_on(case: _Case) -> Verdict:
 
 
 _RULES = {
-    Claim.CONTINUES: (_batch_plan, _diverged, _hung, _refused, _crashed, _incomplete, _held),
+    Claim.CONTINUES: (
+        _not_skewed,
+        _batch_plan,
+        _diverged,
+        _hung,
+        _refused,
+        _crashed,
+        _incomplete,
+        _held,
+    ),
     Claim.FAILS_CLOSED: (_hung, _failed_closed, _crashed, _went_on),
     Claim.DETECTS_DAMAGE: (
         _fault_not_fired,
@@ -828,6 +861,8 @@ def _verdict(
     if subject is None and check is not None and check.subjects:
         subject = check.subjects[0]
     facts = check.facts if check is not None else case.end.facts
+    if _across_environments(case):
+        explanation += f" ({versions.skew(case.source, case.restore).text})"
     return Verdict(
         cell_id=case.evidence.plan.cell.id,
         claim=case.evidence.plan.claim,

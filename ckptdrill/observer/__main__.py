@@ -24,6 +24,7 @@ from typing import Any
 
 from .cage import die_with_parent
 from .facts import Recorder, chain, leave
+from .packages import imported
 
 
 def main(arguments: list[str]) -> None:
@@ -46,11 +47,13 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
             hooks,
             probe,
             program,
+            storage,
             watch,
         )
 
         recorder.record_durably("started", **_describe(launch))
         loop = watch.Watch(recorder, launch)
+        recorder.guarded(storage.install)(recorder, launch)
         hooks.install(loop, recorder)
         probe.attach(recorder)
         gc.freeze()  # what the imports made holds no model: looking for one becomes quick
@@ -68,6 +71,9 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
         )
         traceback.print_exc()
         code = 1
+    recorder.guarded(lambda: recorder.record("imported", packages=imported()))()
+    if loop is not None:
+        storage.conclude(recorder, launch)
     recorder.record_durably("exited", code=code)
     leave(code)
 

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import inventory
 from .facts import Recorder, chain
+from .usage import uploaded
 from .watch import Watch
 
 _depth = threading.local()
@@ -231,9 +232,19 @@ def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
             leaves=recorder.columns.of(inventory.leaves(saved)),
         )
 
-    def after(_path: str, result: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def after(path: str, result: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if name == "async_save":
             watch.pending_saves.append(result)
+            watch.note_usage()
+            uploaded(result).add_done_callback(functools.partial(note_upload, path))
+
+    @recorder.guarded
+    def note_upload(path: str, future: Any) -> None:
+        failure = future.exception()
+        recorder.record_durably(
+            "uploaded", path=path, error=chain(failure) if failure is not None else None
+        )
+        watch.uploads_noted.append(path)
 
     return _timed("save", name, watch, recorder, before, after)
 

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
-from . import batches, names, program, state
+from . import batches, names, packages, program, state, storage
 from .facts import Recorder, leave
+from .usage import uploaded, usage
 
+_TOLD_WITHIN_S = 5.0
 _MAX_KEYS = 200  # key names listed of a load that did not fit
 # Samples that no update is read from: projections, a third of the bytes, are left out there.
 _NOT_TRAINING = ("made", "save")
@@ -30,6 +32,7 @@ class Watch:
 
     def __init__(self, recorder: Recorder, launch: dict[str, Any]) -> None:
         self.recorder = recorder
+        self.launch = launch
         self.folder = launch["folder"]
         self.world_size = int(launch["world_size"])
         self.stop_step = launch.get("stop_step")
@@ -40,6 +43,7 @@ class Watch:
         self.schedulers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.scalers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.pending_saves: list[Any] = []
+        self.uploads_noted: list[str] = []  # paths, as the saves to them ended
         self.phase = "start"
         self._roots: names.Roots | None = None
         self._losses: list[torch.Tensor] = []
@@ -111,6 +115,11 @@ class Watch:
         self._micro_batches = 0
         self._backward_seen = False
         self.phase = "train"
+        self.note_usage()
+
+    def note_usage(self) -> None:
+        """Memory, threads and saves in flight."""
+        self.recorder.record("usage", **usage(self.pending_saves))
 
     def saving(self) -> None:
         """A save begins: the state the job believes it is saving, once per step."""
@@ -133,12 +142,10 @@ class Watch:
             return
         part = names.Roots([("", weakref.ref(module))])
         put = {
-            "values": self.recorder.columns.of(
-                {
-                    **{name: state.entry(p) for name, p in part.parameters()},
-                    **{name: state.entry(b) for name, b, _ in part.buffers()},
-                }
-            ),
+            "values": {
+                **{name: state.entry(p) for name, p in part.parameters()},
+                **{name: state.entry(b) for name, b, _ in part.buffers()},
+            },
             "missing": list(getattr(fit, "missing_keys", ()))[:_MAX_KEYS],
             "unexpected": list(getattr(fit, "unexpected_keys", ()))[:_MAX_KEYS],
             "keys": len(state_dict),
@@ -155,6 +162,8 @@ class Watch:
         }
         for reference, put in self._restored:
             if id(reference()) in trained:
+                # Columns may point to earlier ones of the file, so they are made when written.
+                put["values"] = self.recorder.columns.of(put["values"])
                 self.recorder.record("restored", part="weights", **put)
         self._restored.clear()
 
@@ -204,6 +213,7 @@ class Watch:
         step = self.recorder.step
         if step == 0:
             self.recorder.record("code", files=program.code_files())
+            self.recorder.record("imported", packages=packages.imported())
         if step in self.sample_steps:
             self.sample(moment)
         if step == 0:
@@ -222,6 +232,7 @@ class Watch:
             self.world_size,
             self.agree_timeout_s,
         )
+        storage.conclude(self.recorder, self.launch)
         self.recorder.record_durably("stopped", agreed=agreed)
         leave(0)
 
@@ -229,9 +240,15 @@ class Watch:
         """A real job would have gone on while an asynchronous save completes."""
         for future in self.pending_saves:
             try:
-                getattr(future, "upload_completion", future).result(timeout=self.agree_timeout_s)
+                uploaded(future).result(timeout=self.agree_timeout_s)
             except BaseException as error:
-                self.recorder.failed("waiting for an asynchronous save", error)
+                if not uploaded(future).done():  # else the save has failed: `uploaded` says so
+                    self.recorder.failed("waiting for an asynchronous save", error)
+        # A future wakes whoever waits for it before it calls those who want to be told.
+        ended = sum(uploaded(save).done() for save in self.pending_saves)
+        deadline = time.monotonic() + _TOLD_WITHIN_S
+        while len(self.uploads_noted) < ended and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     # ---------------------------------------------------------------- helpers
 

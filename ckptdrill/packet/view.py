@@ -620,6 +620,10 @@ def _launches(plan: Plan, begun: Mapping[str, JsonValue]) -> tuple[LaunchView, .
         *(("repeat", launch) for launch in plan.repeats),
         ("control", plan.control),
         (baseline, plan.baseline),
+        *(("failing", launch) for launch in plan.failing),
+        ("intact", plan.intact),
+        ("stalled", plan.stalled),
+        *(("restore", launch) for launch in plan.generations),
         ("restore", plan.restore),
     ]
     for part, launch in named:

@@ -142,3 +142,13 @@ def test_a_launch_without_an_exit_record_has_not_ended_well() -> None:
 )
 def test_the_cause_is_the_innermost_exception(links: list[dict[str, Any]], text: str) -> None:
     assert cause(healthy().fact("crashed", error=links)) == text
+
+
+def test_a_refusal_outside_torch_names_the_function_that_loads() -> None:
+    error = [{"type": "builtins.ValueError", "message": "cannot read format 2"}]
+    traceback = '  File "a.py", line 9, in main\n    x\n  File "b.py", line 3, in load_all\n    y\n'
+    history = healthy().cut(after=0).without("load_end", "stepped", "batch")
+    crash = history.fact("crashed", 0, error=error, traceback=traceback, during="start")
+    found = ending(history.adding(crash).ended(returncode=1).record("restore"))
+    assert found.how is End.REFUSED
+    assert found.text == "rank 0 in load_all: ValueError: cannot read format 2"

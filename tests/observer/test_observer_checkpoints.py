@@ -183,6 +183,8 @@ def test_an_asynchronous_save_is_completed_before_a_launch_ends(
     assert observed.column("stopped", "step") == [2]
     assert observed.column("save_begin", "call") == ["async_save"]
     assert (tmp_path / "saved" / ".metadata").exists()
+    assert observed.column("uploaded", "error") == [None]
+    assert max(observed.column("usage", "saves_in_flight")) == 1
 
 
 def test_a_launch_ends_on_all_ranks_although_one_is_late(observe: Any) -> None:
@@ -336,7 +338,7 @@ def test_facts_are_whole_json_lines_whatever_the_job_prints(observe: Any) -> Non
     sys.exit("leaving with a message")
     """
     observed = observe(text)
-    assert [fact["fact"] for fact in observed.facts()] == ["started", "exited"]
+    assert [fact["fact"] for fact in observed.facts()] == ["started", "imported", "exited"]
     assert observed.column("exited", "code") == [1]
     assert (observed.folder / "rank0.out").stat().st_size > 100_000
     assert observed.err().endswith("leaving with a message\n")

@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ckptdrill.errors import UserError
-from ckptdrill.model import Launch, Step
+from ckptdrill.model import Launch, Replay, Step
 from ckptdrill.store import RunFolder, append_line, read_lines, safe_name
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
@@ -124,15 +124,20 @@ def replay(run: RunFolder) -> dict[str, Entry]:
     return latest
 
 
-def settle(run: RunFolder, steps: Mapping[str, Step]) -> dict[str, Entry]:
+def settle(
+    run: RunFolder, steps: Mapping[str, Step], known: Mapping[str, Entry] | None = None
+) -> dict[str, Entry]:
     """The steps that need not run again; leftovers of all others are removed.
 
     A step counts only when its last line says that it ended, what it leaves behind is there, and
-    whatever it built on still counts. `steps` hold dependencies before dependants.
+    whatever it built on still counts. `steps` hold dependencies before dependants; those `known`
+    to be settled are taken as they are.
     """
     latest = replay(run)
-    settled: dict[str, Entry] = {}
+    settled: dict[str, Entry] = dict(known or {})
     for step_id, step in steps.items():
+        if step_id in settled:
+            continue
         entry = latest.get(step_id)
         ended = entry is not None and entry.state is StepState.ENDED
         if entry and ended and _has_record(run, step) and all(o in settled for o in step.after):
@@ -147,6 +152,8 @@ def wipe(run: RunFolder, step: Step) -> None:
     remove_tree(run.work(step.id))
     if isinstance(step, Launch):
         remove_tree(run.launch(step.id))
+    elif isinstance(step, Replay):
+        run.replay(step.id).unlink(missing_ok=True)
     else:
         run.damage(step.id).unlink(missing_ok=True)
 
@@ -163,6 +170,8 @@ def remove_tree(folder: Path) -> None:
 def _has_record(run: RunFolder, step: Step) -> bool:
     if isinstance(step, Launch):
         return (run.launch(step.id) / "exit.json").exists()
+    if isinstance(step, Replay):
+        return run.replay(step.id).exists()
     return run.damage(step.id).exists()
 
 

@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import repeat
 from pathlib import PurePosixPath
 
-from ckptdrill import claims, journal, placeholders
+from ckptdrill import claims, interrupt, journal, placeholders
 from ckptdrill.journal import Entry, StepState
-from ckptdrill.judge import storage, table, tiers
+from ckptdrill.judge import generation, storage, table, tiers
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
@@ -32,6 +32,7 @@ from ckptdrill.model import (
     LaunchRecord,
     Plan,
     Reason,
+    Replay,
     Verdict,
     VerdictWord,
     from_json,
@@ -117,6 +118,8 @@ class _Desk:
 
     def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
         """The verdict of one plan; a chain that breaks at its first resume ends there."""
+        if plan.replay is not None:
+            return self._interrupted(plan, plan.replay, control_failed)
         if plan.stalled is not None:
             return table.safely(storage.judge, self._evidence(plan, control_failed))
         if plan.intact is not None:
@@ -127,6 +130,19 @@ class _Desk:
         if _broken(first):
             return replace(first, explanation=f"the first resume already: {first.explanation}")
         return table.judge(self._evidence(_second_resume(plan), control_failed))
+
+    def _interrupted(self, plan: Plan, step: Replay, control_failed: str | None) -> Verdict:
+        """The verdict of a save that was interrupted; its undisturbed twin is judged first."""
+        bare = replace(plan, claim=Claim.CONTINUES, replay=None)
+
+        def tried(launch: Launch) -> generation.Tried:
+            given = self._evidence(replace(bare, restore=launch), control_failed)
+            return generation.came_back(given)
+
+        found = _interruptions(self.run, self.matrix, plan, self._record, tried)
+        why_not = self._skipped.get(step.id, "the replay has not run")
+        twin = table.judge(self._evidence(bare, control_failed))
+        return generation.judge(plan, twin, found, why_not)
 
     def _evidence(self, plan: Plan, control_failed: str | None) -> Evidence:
         launches = [step for step in plan.steps if isinstance(step, Launch)]
@@ -157,6 +173,42 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _interruptions(
+    run: RunFolder,
+    matrix: Matrix,
+    plan: Plan,
+    record_of: Callable[[str, int], LaunchRecord],
+    tried: Callable[[Launch], generation.Tried],
+) -> generation.Interruptions | None:
+    """What the replay of a plan and the launches that it asked for left; None before it has run."""
+    step = plan.replay
+    if step is None or not run.replay(step.id).exists():
+        return None
+    record = read_json(run.replay(step.id))
+    in_place = placeholders.resumes_in_place(matrix.job)
+    launches = {each.id: each for each in interrupt.launches(plan, record, in_place=in_place)}
+    came_back = cache(lambda launch_id: tried(launches[launch_id]))
+    confirmed = []
+    for point in interrupt.confirmed(step, record):
+        launch_id = interrupt.confirmation_id(step, point)
+        left = run.launch(launch_id) / "left.json"
+        facts = record_of(launch_id, step.recorded.topology.world_size)
+        fired = next(iter(facts.of("fault_fired")), None)
+        content = read_json(left) if left.exists() else None
+        confirmed.append(generation.Interrupted(point, launch_id, fired, content))
+    return generation.Interruptions(
+        record,
+        {
+            state: tuple(
+                came_back(launch_id)
+                for _, launch_id in interrupt.restores_of(plan, record, state, in_place=in_place)
+            )
+            for state in record["states"]
+        },
+        tuple(confirmed),
+    )
 
 
 def stored_plans(run: RunFolder) -> tuple[Plan, ...]:

@@ -49,11 +49,12 @@ def probes(plans: Sequence[Plan]) -> dict[str, Launch]:
     }
 
 
-def pairs_of(plans: Sequence[Plan]) -> dict[str, Pair]:
+def pairs_of(plans: Sequence[Plan], further: Sequence[Step] = ()) -> dict[str, Pair]:
     """By launch id, the pair that must agree before that launch may run warm.
 
     It is the pair of the launch's own source where both run in one environment, else any pair of
-    its environment; a launch in an environment without one is left out.
+    its environment; a launch in an environment without one is left out. `further` launches were
+    planned while the run went on.
     """
     own: dict[str, Pair] = {}
     of_environment: dict[str, Pair] = {}
@@ -66,8 +67,8 @@ def pairs_of(plans: Sequence[Plan]) -> dict[str, Pair]:
         for step in _launches(plan.steps):
             if step.environment == source.environment:
                 own.setdefault(step.id, pair)
-    for plan in plans:
-        for step in _launches(plan.steps):
+    for steps in (*(plan.steps for plan in plans), further):
+        for step in _launches(steps):
             if step.environment in of_environment:
                 own.setdefault(step.id, of_environment[step.environment])
     return own

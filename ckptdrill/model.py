@@ -224,16 +224,20 @@ class Role(StrEnum):
     REPEAT = "repeat"  # the same once more: the run-to-run variance
     CONTROL = "control"  # uninterrupted at the target topology: what the topology alone changes
     RESTORE = "restore"  # the drill
+    INTERRUPTED = "interrupted"  # its save is recorded file by file, perhaps under a fault
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved step of a launch; with `damage_id`, the damaged private copy of it."""
+    """A saved step of a launch; with `damage_id`, the damaged private copy of it; with `state`, one
+    of the states that the replay of that id has made.
+    """
 
     launch_id: str
     step: int
     damage_id: str | None = None
     template: str | None = None  # in place of `job.checkpoint`
+    state: str | None = None
 
 
 class FaultKind(StrEnum):
@@ -294,12 +298,16 @@ class Launch:
     launcher: str | None = None  # None: whatever the run chose
     fault: Fault | None = None
     tier: Tier | None = None
+    over: Checkpoint | None = None  # lies where the last step will be saved
+    waits_for: str | None = None  # a step that plans this one
 
     @property
     def after(self) -> tuple[str, ...]:
         """Ids of the steps that must have ended before this one starts."""
         tier = (self.tier.launch_id,) if self.tier else ()
-        return tuple(dict.fromkeys((*self._restored_from, *tier)))
+        planner = (self.waits_for,) if self.waits_for else ()
+        lies_there = (self.over.launch_id,) if self.over else ()
+        return tuple(dict.fromkeys((*self._restored_from, *tier, *lies_there, *planner)))
 
     @property
     def _restored_from(self) -> tuple[str, ...]:
@@ -356,7 +364,27 @@ class Damage:
         return (self.checkpoint.launch_id,)
 
 
-Step = Launch | Damage
+@dataclass(frozen=True)
+class Replay:
+    """Every state that an interruption of a recorded save can leave, made offline.
+
+    `recorded` and `again` are the same save, both undisturbed: what differs between them cannot be
+    compared. `confirm` of the points are interrupted in real launches.
+    """
+
+    id: str
+    recorded: Launch
+    again: Launch
+    kinds: tuple[FaultKind, ...]
+    confirm: int
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The two recordings."""
+        return (self.recorded.id, self.again.id)
+
+
+Step = Launch | Damage | Replay
 
 
 @dataclass(frozen=True)
@@ -376,6 +404,7 @@ class Plan:
     generations: tuple[Launch, ...] = ()  # restores of what `stalled` left, newest first
     failing: tuple[Launch, ...] = ()  # the source up to a failure: its memory tier is restored
     intact: Launch | None = None  # restores beside a memory tier that lost nothing
+    replay: Replay | None = None  # plans further launches once it has run
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -383,6 +412,8 @@ class Plan:
         if not self.cell.drilled:
             return ()
         ordered: list[Step] = [self.source, *self.repeats, *self.failing]
+        if self.replay:
+            ordered += [self.replay.recorded, self.replay.again, self.replay]
         others = (self.control, self.baseline, self.damage, self.through, self.stalled)
         restores = (*self.generations, self.intact, self.restore)
         ordered += [step for step in (*others, *restores) if step]
@@ -484,6 +515,7 @@ class Item(StrEnum):
     UPDATES = "first updates"
     LOSS = "loss"
     DAMAGE = "damage"
+    GENERATION = "kept generations"
 
 
 class Held(StrEnum):

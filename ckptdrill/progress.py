@@ -31,11 +31,15 @@ _MARK = {
 
 @dataclass(frozen=True)
 class Event:
-    """A change of one step (`step_id` and `state`), or a remark about the run (`text` alone)."""
+    """A change of one step (`step_id` and `state`), or a remark about the run (`text` alone).
+
+    `planned` are steps that have been added to the run since it began.
+    """
 
     step_id: str | None = None
     state: StepState | None = None
     text: str = ""
+    planned: tuple[str, ...] = ()
 
 
 Report = Callable[[Event], None]
@@ -76,6 +80,8 @@ class _Board:
 
     def take(self, event: Event) -> None:
         """Note an event."""
+        with self.lock:
+            self.step_ids = tuple(dict.fromkeys((*self.step_ids, *event.planned)))
         if event.step_id is None or event.state is None:
             return
         now = time.monotonic()

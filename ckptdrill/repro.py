@@ -69,7 +69,11 @@ def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
     given = restored(setting, launch)
     if given is not None:
         yield f"# Restores step {given.step} of launch {given.launch_id}."
-    if launch.restores is not None and launch.restores.damage_id is not None:
+    if launch.restores is not None and launch.restores.state is not None:
+        yield "# What it restores is what an interrupted save of that step leaves; where it was"
+        yield f"# interrupted, and what every file holds: state {launch.restores.state} in"
+        yield f"#   {setting.run.replay(launch.restores.damage_id or '')}"
+    elif launch.restores is not None and launch.restores.damage_id is not None:
         if given == launch.restores:
             yield "# What it is given was damaged on purpose; what was changed, with hashes:"
         else:

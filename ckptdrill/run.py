@@ -17,19 +17,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptdrill import resources, sources, tiers
+from ckptdrill import interrupt, resources, sources, tiers
 from ckptdrill.equivalence import equivalent
 from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.inflict import inflict
-from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle
+from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle, wipe
 from ckptdrill.launch import local
 from ckptdrill.launchers import Mode, Pair, WarmParents, choose, pairs_of, probes
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Damage, Launch, Plan, Role, Step, to_json
+from ckptdrill.model import Damage, Launch, Plan, Replay, Role, Step, to_json
 from ckptdrill.plan import steps_of
 from ckptdrill.progress import Event, Report, ignore
 from ckptdrill.repro import repro_script
@@ -40,8 +40,10 @@ from ckptdrill.step import (
     describe,
     ended_badly,
     lost_to_a_full_disk,
+    out_of,
     out_of_reach,
     prepare,
+    resumes_in_place,
     unmet,
 )
 from ckptdrill.store import (
@@ -166,21 +168,28 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
         _write_cell(setting, plan)
     _copy_observer(run, resources.observer_dir())
     over = settle(run, steps)
+    expanded = expansion(plans, setting, over)
+    setting = replace(setting, steps={**steps, **expanded})
+    over = settle(run, expanded, over)
+    if expanded:
+        options.report(_planned(expanded))
     watch = sources.watch(setting)
     for step_id, entry in over.items():
         options.report(Event(step_id, entry.state, "before this resume"))
     _note(run, status="started", launcher=options.launcher.value, keep=options.keep)
-    return _Live(
+    live = _Live(
         setting=setting,
-        graph=Graph.of(steps),
+        graph=Graph.of(setting.steps),
         plans=plans,
         options=options,
         capacity=options.capacity or Capacity.detect(),
-        pairs=pairs_of(drilled),
+        pairs=pairs_of(drilled, tuple(expanded.values())),
         warm=WarmParents(run.observer_pack, run.warm),
         over=over,
         watch=watch,
     )
+    _write_replays(live, expanded)
+    return live
 
 
 def _write_cell(setting: Setting, plan: Plan) -> None:
@@ -319,6 +328,10 @@ def _begin(live: _Live, assignment: Assignment) -> None:
             inflict(live.setting, step)
             _write_scripts(live, step)
             _finish(live, step.id, StepState.ENDED)
+        elif isinstance(step, Replay):
+            interrupt.replay(live.setting, step)
+            _finish(live, step.id, StepState.ENDED)
+            _expand(live)
         else:
             live.running[step.id] = _start(live, step, assignment.devices)
             live.devices[step.id] = assignment.devices
@@ -328,7 +341,40 @@ def _begin(live: _Live, assignment: Assignment) -> None:
 
 
 def _started_text(step: Step) -> str:
+    if isinstance(step, Replay):
+        return "offline"
     return f"{step.topology.world_size} ranks" if isinstance(step, Launch) else step.kind.value
+
+
+def expansion(
+    plans: Sequence[Plan], setting: Setting, over: Mapping[str, Entry]
+) -> dict[str, Step]:
+    """The launches, by id, that the replays which have ended ask for."""
+    found: dict[str, Step] = {}
+    for plan in plans:
+        step = plan.replay
+        if step is not None and step.id in over and over[step.id].lost is None:
+            content = read_json(setting.run.replay(step.id))
+            asked = interrupt.launches(plan, content, in_place=resumes_in_place(setting))
+            found |= {launch.id: launch for launch in asked}
+    return found
+
+
+def _expand(live: _Live) -> None:
+    """Take up what the replay that has just ended asks for; what an earlier one left is wiped."""
+    asked = expansion(live.plans, live.setting, live.over)
+    for step_id in asked.keys() - live.graph.steps.keys():
+        wipe(live.run, asked[step_id])
+    live.setting = replace(live.setting, steps={**live.setting.steps, **asked})
+    live.graph = Graph.of(live.setting.steps)
+    drilled = [plan for plan in live.plans if plan.cell.drilled]
+    live.pairs = pairs_of(drilled, tuple(asked.values()))
+    live.options.report(_planned(asked))
+    _write_replays(live, asked)
+
+
+def _planned(asked: Mapping[str, Step]) -> Event:
+    return Event(text=f"{len(asked)} launches follow from the replay", planned=tuple(asked))
 
 
 def _start(live: _Live, launch: Launch, devices: tuple[str, ...]) -> local.Running:
@@ -364,6 +410,7 @@ def _collect(live: _Live, step_id: str) -> bool:
     live.watch.look(live.running)
     live.watch.saved(live.setting, step_id)
     _release_tier(live.setting, step_id)
+    _clear_up(live, step_id)
     del live.running[step_id], live.devices[step_id]
     exit_file = running.folder / "exit.json"
     if not exit_file.exists():
@@ -391,6 +438,34 @@ def _free_bytes(folder: Path) -> int:
     """What this user may still write: root also what is kept back from all others."""
     there = os.statvfs(folder)
     return there.f_frsize * (there.f_bfree if os.geteuid() == 0 else there.f_bavail)
+
+
+def _clear_up(live: _Live, launch_id: str) -> None:
+    """Note what an interrupted launch left in `{out}`, and drop what nobody needs any more: there
+    are many launches of this kind, each with a copy of its own.
+    """
+    launch = live.setting.launch(launch_id)
+    if launch.fault is not None and launch.role is Role.INTERRUPTED:
+        out = out_of(live.run, launch_id)
+        write_json(live.run.launch(launch_id) / "left.json", interrupt.listing(out))
+        interrupt.take(live.setting, launch, out)
+    if launch.waits_for is not None and not live.options.keep:
+        remove_tree(live.run.work(launch_id))
+
+
+def _write_replays(live: _Live, asked: Mapping[str, Step]) -> None:
+    """A script for each state, in the folder of its cell: `repro-POINT.sh`, by its first point."""
+    for plan in live.plans:
+        if plan.replay is None or plan.replay.id not in live.over:
+            continue
+        content = read_json(live.run.replay(plan.replay.id))
+        in_place = resumes_in_place(live.setting)
+        for name, launch_id in interrupt.scripts(plan, content, in_place=in_place).items():
+            restore = asked[launch_id]
+            if isinstance(restore, Launch):
+                path = live.run.cell(plan.cell.id) / name
+                write_atomic(path, repro_script(live.setting, replace(plan, restore=restore)))
+                path.chmod(0o755)
 
 
 def _finish(live: _Live, step_id: str, state: StepState, reason: str | None = None) -> None:

@@ -28,11 +28,13 @@ from ckptdrill.model import (
     Launch,
     LaunchRecord,
     PointerLie,
+    Replay,
+    Role,
     Step,
     Topology,
     to_json,
 )
-from ckptdrill.placeholders import fill, placeholder_values
+from ckptdrill.placeholders import fill, placeholder_values, used
 from ckptdrill.store import RunFolder, read_json, write_json
 
 # How long the ranks of a launch wait for each other when they agree where to end.
@@ -75,9 +77,13 @@ def checkpoint_path(setting: Setting, checkpoint: Checkpoint) -> Path:
     """Where a launch saves a step, or where the damaged private copy of it is."""
     launch = setting.launch(checkpoint.launch_id)
     out = out_of(setting.run, launch.id)
+    path = saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
+    if checkpoint.state is not None:
+        state = setting.run.work(checkpoint.damage_id or "") / "states" / checkpoint.state
+        return state if resumes_in_place(setting) else state / path.relative_to(out)
     if checkpoint.damage_id is not None:
         out = setting.run.work(checkpoint.damage_id)
-    return _saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
+    return saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
 
 
 def restored(setting: Setting, launch: Launch) -> Checkpoint | None:
@@ -125,9 +131,12 @@ def copy_target(setting: Setting, launch: Launch, source: Path) -> Path:
     """Where the private copy of `source` goes: under its name, or where the job looks for it."""
     if resumes_in_place(setting):
         out = out_of(setting.run, launch.id)
-        if launch.restores is not None and launch.restores.template == "{out}":
-            return out  # all that a run has left: the job chooses
-        return _saved_at(setting, launch.topology, out, first_step(setting, launch))
+        whole = launch.restores is not None and (
+            launch.restores.template == "{out}" or launch.restores.state is not None
+        )
+        if whole:
+            return out  # all that a run has left, or a state: the job chooses
+        return saved_at(setting, launch.topology, out, first_step(setting, launch))
     return setting.run.work(launch.id) / "restore" / source.name
 
 
@@ -135,11 +144,11 @@ def beside(setting: Setting, launch: Launch) -> Iterator[tuple[Path, Path]]:
     """(source, target) of what lies beside a damaged copy, as it would in production: the
     generation before, which a job may fall back to, and a newer one whose save never finished.
     """
-    given = restored(setting, launch)
-    if launch.restores is None or launch.restores.damage_id is None or given is None:
+    planned, given = launch.restores, restored(setting, launch)
+    if planned is None or planned.damage_id is None or planned.state is not None or given is None:
         return
     own = copy_target(setting, launch, checkpoint_path(setting, given))
-    for each in (*older(setting, given), *torn(setting, launch.restores.damage_id)):
+    for each in (*older(setting, given), *torn(setting, planned.damage_id)):
         source = checkpoint_path(setting, each)
         place = _beside(setting, launch, source, each.step)
         if source.exists() and place != own:
@@ -148,7 +157,7 @@ def beside(setting: Setting, launch: Launch) -> Iterator[tuple[Path, Path]]:
 
 def _beside(setting: Setting, launch: Launch, source: Path, step: int) -> Path:
     if resumes_in_place(setting):
-        return _saved_at(setting, launch.topology, out_of(setting.run, launch.id), step)
+        return saved_at(setting, launch.topology, out_of(setting.run, launch.id), step)
     return setting.run.work(launch.id) / "restore" / source.name
 
 
@@ -167,9 +176,23 @@ def torn(setting: Setting, damage_id: str) -> tuple[Checkpoint, ...]:
     return (Checkpoint(damage.checkpoint.launch_id, step, damage_id),)
 
 
-def _saved_at(
+def overlaid(setting: Setting, launch: Launch) -> tuple[Path, Path] | None:
+    """The older checkpoint that lies where `launch` will save its last step, and where that is.
+
+    None where nothing lies there before the launch: it is not asked for, or the job overwrites its
+    own older save anyway, because all its steps are saved at one path.
+    """
+    if launch.over is None or "step" not in used(setting.matrix.job.checkpoint):
+        return None
+    out = out_of(setting.run, launch.id)
+    target = saved_at(setting, launch.topology, out, launch.stop_step)
+    return checkpoint_path(setting, launch.over), target
+
+
+def saved_at(
     setting: Setting, topology: Topology, out: Path, step: int, template: str | None = None
 ) -> Path:
+    """Where a job whose `{out}` is `out` saves a step."""
     values = placeholder_values(topology, out=out, resume=None, step=step)
     return Path(fill(template or setting.matrix.job.checkpoint, values, "job.checkpoint"))
 
@@ -216,6 +239,18 @@ def describe(
         "agree_timeout_s": min(_AGREE_TIMEOUT_S, job.timeout_s / 2),
         "launcher": launcher,
         "fault": to_json(launch.fault),
+        "file_events": _file_events(setting, launch, offset),
+    }
+
+
+def _file_events(setting: Setting, launch: Launch, offset: int) -> dict[str, Any] | None:
+    """What the observer of a launch needs that records its save file by file."""
+    if launch.role is not Role.INTERRUPTED:
+        return None
+    return {
+        "root": str(out_of(setting.run, launch.id)),
+        "kept": str(setting.run.work(launch.id) / "kept"),
+        "step": launch.stop_step - offset,
     }
 
 
@@ -229,7 +264,8 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
     source = restored_path(setting, launch)
     if source is None:
         out.mkdir(parents=True, exist_ok=True)
-        return None
+        placed = overlaid(setting, launch)
+        return None if placed is None else str(private_copy(*placed))
     target = copy_target(setting, launch, source)
     (target.parent if target == out else out).mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -263,6 +299,8 @@ def restored_checkpoints(setting: Setting) -> Iterator[Checkpoint]:
 
 
 def _uses(setting: Setting, step: Step) -> tuple[Checkpoint, ...]:
+    if isinstance(step, Replay):
+        return ()
     if isinstance(step, Damage):
         later = (replace(each, damage_id=None) for each in torn(setting, step.id))
         return (step.checkpoint, *older(setting, step.checkpoint), *later)
@@ -281,6 +319,8 @@ def _prepare_tier(setting: Setting, launch: Launch) -> None:
 
 def unmet(setting: Setting, step: Step) -> str | None:
     """Why a step whose dependencies ended well still cannot run: nothing was saved for it."""
+    if isinstance(step, Replay):
+        return None
     if isinstance(step, Damage):
         path: Path | None = checkpoint_path(setting, step.checkpoint)
     else:
@@ -430,6 +470,6 @@ def _pointer_texts(setting: Setting, launch: Launch, step: int) -> tuple[str, ..
     it, in full, the number.
     """
     out = out_of(setting.run, launch.id)
-    path = _saved_at(setting, launch.topology, out, step)
+    path = saved_at(setting, launch.topology, out, step)
     relative = path.relative_to(out).as_posix() if path.is_relative_to(out) else path.name
     return (path.name, relative, str(path), str(step))

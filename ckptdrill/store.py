@@ -105,6 +105,10 @@ class RunFolder:
         """The record of one damage: files, hashes before and after."""
         return self.root / "damages" / f"{safe_name(damage_id)}.json"
 
+    def replay(self, replay_id: str) -> Path:
+        """The record of one replay: points of interruption, and the states they leave."""
+        return self.root / "replays" / f"{safe_name(replay_id)}.json"
+
     @property
     def warm(self) -> Path:
         """Control folders of the warm parents."""

@@ -109,6 +109,10 @@ def plan(path: Path, python: str | None) -> ExitCode:
         f"{len(plans)} cells share {len(expected)} steps; about {whole_s:.0f} s as this node "
         f"packs them, {gpu_hours:.2f} GPU-hours. These are estimates."
     )
+    if any(each.replay for each in plans):
+        console.print(
+            "A replay adds launches of its own: a restore for each distinct state it finds."
+        )
     return ExitCode.AS_EXPECTED
 
 
@@ -133,7 +137,7 @@ def _refuse_changed_evidence(folder: RunFolder) -> None:
     """Facts that are no longer what was recorded must not be judged, and signed, once more."""
     if not (folder.root / MANIFEST_NAME).exists():
         return  # a run that never came to its end has no list yet
-    recorded = ("launches/", "damages/", "matrix.yaml", "journal.jsonl", "sources.json")
+    recorded = ("launches/", "damages/", "replays/", "matrix.yaml", "journal.jsonl", "sources.json")
     changed = [p for p in packet.verify(folder.root) if p.path.startswith(recorded)]
     if changed:
         raise UserError(

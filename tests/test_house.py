@@ -34,10 +34,12 @@ ORDER = (
     (
         "equivalence",
         "inflict",
+        "interrupt",
         "journal",
         "launch",
         "launchers",
         "progress",
+        "replay",
         "repro",
         "run",
         "schedule",

@@ -55,6 +55,10 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
         loop = watch.Watch(recorder, launch)
         recorder.guarded(storage.install)(recorder, launch)
         hooks.install(loop, recorder)
+        if launch.get("file_events"):
+            from . import file_events
+
+            recorder.guarded(file_events.install)(loop, recorder, launch)
         probe.attach(recorder)
         gc.freeze()  # what the imports made holds no model: looking for one becomes quick
         program.run(arguments)

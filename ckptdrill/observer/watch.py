@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -57,6 +57,8 @@ class Watch:
         self._sampled: tuple[int, str] = (-1, "")
         self._restored: list[tuple[Any, dict[str, Any]]] = []
         self.optimizer_events = 0
+        self.came_around: list[Callable[[], None]] = []  # called when a step is over
+        self.ended: list[Callable[[], None]] = []  # called when the saves of the last step are, too
 
     # ---------------------------------------------------------------- events, in loop order
 
@@ -211,13 +213,14 @@ class Watch:
             return
         self._came_around = True
         step = self.recorder.step
+        for note in self.came_around:
+            note()
         if step == 0:
             self.recorder.record("code", files=program.code_files())
             self.recorder.record("imported", packages=packages.imported())
+            self._record_restored()  # first: the sampled state refers to values that it tells
         if step in self.sample_steps:
             self.sample(moment)
-        if step == 0:
-            self._record_restored()
         if self.stop_step is not None and step >= self.stop_step:
             self._stop()
 
@@ -226,6 +229,8 @@ class Watch:
         not collectives.
         """
         self._finish_saves()
+        for note in self.ended:
+            note()
         agreed = _agree(
             os.path.join(self.folder, "agree"),
             self.recorder.rank,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptdrill.claims import Stack
@@ -136,6 +136,22 @@ class DamageView:
 
 
 @dataclass(frozen=True)
+class PointView:
+    """One point at which a save was interrupted, and what it leaves to go on from.
+
+    `pieces` says of how many stored pieces of tensors the generation is known, empty where none is.
+    """
+
+    id: str
+    where: str
+    kept: str
+    steps_lost: int | None
+    pieces: str
+    confirmed: bool
+    why: str
+
+
+@dataclass(frozen=True)
 class Phases:
     """Where a restore spent its time, in seconds. Phases in `merged` could not be told apart."""
 
@@ -173,6 +189,7 @@ class CellView:
     replay: str | None
     cell: Cell | None = field(repr=False, default=None)
     documented: tuple[ClaimView, ...] = ()
+    points: tuple[PointView, ...] = ()
 
     @property
     def severity(self) -> int:
@@ -526,6 +543,7 @@ def _cell(stored: StoredCell, stack: Stack | None) -> CellView:
         replay=f"cells/{stored.id}/repro.sh" if stored.replayable else None,
         cell=cell,
         documented=documented.beside(stack, cell, verdict),
+        points=tuple(_points(verdict)),
     )
 
 
@@ -590,10 +608,11 @@ def _check(check: Check, parts: Mapping[str, str]) -> CheckView:
 
 
 def _not_judged(verdict: Verdict) -> tuple[Item, ...]:
-    """Items without a row, where there are rows at all. Only a damage drill has one for damage."""
+    """Items without a row, where there are rows at all. Two have one under one claim only."""
     if not verdict.checks:
         return ()
-    optional = set() if verdict.claim is Claim.DETECTS_DAMAGE else {Item.DAMAGE}
+    only = {Item.DAMAGE: Claim.DETECTS_DAMAGE, Item.GENERATION: Claim.KEEPS_A_GENERATION}
+    optional = {item for item, claim in only.items() if verdict.claim is not claim}
     judged = {check.item for check in verdict.checks}
     return tuple(item for item in Item if item not in judged | optional)
 
@@ -619,6 +638,8 @@ def _launches(plan: Plan, begun: Mapping[str, JsonValue]) -> tuple[LaunchView, .
         ("source", plan.source),
         *(("repeat", launch) for launch in plan.repeats),
         ("control", plan.control),
+        ("recording", plan.replay.recorded if plan.replay else None),
+        ("recording", plan.replay.again if plan.replay else None),
         (baseline, plan.baseline),
         *(("failing", launch) for launch in plan.failing),
         ("intact", plan.intact),
@@ -636,6 +657,8 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
     restores = launch.restores
     about = begun if isinstance(begun, Mapping) else {}
     damaged = " (damaged copy)" if restores and restores.damage_id else ""
+    if restores and restores.state:
+        damaged = f" (state {restores.state})"
     return LaunchView(
         part=part,
         id=launch.id,
@@ -651,6 +674,23 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
 def _launch_guard(about: Mapping[str, JsonValue]) -> str:
     bound, refused = (about.get(key) for key in BOUND)
     return guard_in_words(_text_of(about.get("guard")), _text_of(refused), bound=bool(bound))
+
+
+def _points(verdict: Verdict) -> Iterator[PointView]:
+    """The points of interruption of a verdict; what is not of their shape is left out."""
+    rows = [c.numbers.get("points") for c in verdict.checks if c.item is Item.GENERATION]
+    for row in rows[0] if rows and isinstance(rows[0], list) else ():
+        with contextlib.suppress(*_NOT_A_NOUN):
+            held = row["files"]
+            yield PointView(
+                id=str(row["id"]),
+                where=f"event {row['event']}: {row['where']}",
+                kept=str(row["class"]),
+                steps_lost=row["steps_lost"],
+                pieces=f"{held['old']} old, {held['new']} new" if held["old"] else "",
+                confirmed=bool(row["confirmed"]),
+                why=str(row["why"]),
+            )
 
 
 def _damage(plan: Plan, record: JsonValue) -> DamageView | None:

@@ -102,7 +102,7 @@ def make_checks(
     restore: str, broken: Item | None = None, subjects: Sequence[str] = ()
 ) -> tuple[Check, ...]:
     """One row per item, all held but `broken`."""
-    items = [item for item in Item if item is not Item.DAMAGE]
+    items = [item for item in Item if item not in (Item.DAMAGE, Item.GENERATION)]
     return tuple(
         Check(
             item=item,

@@ -151,6 +151,29 @@ def test_items_without_a_row_are_named(run_json: dict[str, Any], passing: Passin
     assert cell.not_judged == (Item.RNG,)
 
 
+def test_the_points_of_an_interrupted_save_are_listed(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    point = {
+        "id": "rank1.event2.before",
+        "event": 2,
+        "where": "before open ck/__1_0.distcp",
+        "class": "mixed",
+        "steps_lost": None,
+        "confirmed": True,
+        "why": "weights: 2 of 4 differ",
+        "files": {"old": 3, "new": 5},
+    }
+    whole = passing("a")
+    row = {**whole.verdict["checks"][0], "item": "kept generations"}
+    rows = [{**row, "numbers": {"points": [point, {"id": "of another shape"}]}}]
+    (cell,) = build(run_json, [changed(whole, checks=rows)]).cells
+    (view,) = cell.points
+    assert (view.id, view.kept, view.confirmed) == ("rank1.event2.before", "mixed", True)
+    assert view.where == "event 2: before open ck/__1_0.distcp"
+    assert view.pieces == "3 old, 5 new"
+
+
 def test_the_grid_holds_every_cell_once(
     run_json: dict[str, Any], all_three: list[StoredCell]
 ) -> None:

@@ -82,8 +82,11 @@ def _once_per_copy(total: Counter[str], copies: int) -> Counter[str]:
 
 
 def rows_per_rank(run: Trajectory, step: int) -> tuple[int, ...]:
-    """How many rows each rank consumed: unequal shares make a mean of means another loss."""
-    return tuple(len(rows) for _, rows in sorted(run.rows(step).items()))
+    """How many rows each rank consumed: unequal shares make a mean of means another loss.
+
+    Later pipeline stages consume none.
+    """
+    return tuple(len(rows) for _, rows in sorted(run.rows(step).items()) if rows)
 
 
 def same_as_control(

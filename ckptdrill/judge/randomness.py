@@ -67,7 +67,9 @@ def _continued(
         f"{kind} on rank {rank} differs from the reference"
         for rank, kinds in sorted(target.items())
         for kind in sorted(drawn)
-        if rank in source and kinds.get(kind) != source[rank].get(kind)
+        if rank in source
+        and kinds.get(kind) != source[rank].get(kind)
+        and not _went_along(kind, source, target, rank)
     ]
     wrong += [
         f"rank {rank} is new and has no state to continue"
@@ -116,6 +118,23 @@ def _reseeded(
 
 def _digests(run: Trajectory, step: int) -> Mapping[int, Mapping[str, str]]:
     return {fact.rank: fact.data["kinds"] for fact in run.sample("rng", step)}
+
+
+def _went_along(
+    kind: str,
+    source: Mapping[int, Mapping[str, str]],
+    target: Mapping[int, Mapping[str, str]],
+    rank: int,
+) -> bool:
+    """A generator object that another rank holds now, as a layer's does on another pipeline stage:
+    it went along with its state.
+    """
+    if (kind in source[rank]) == (kind in target[rank]):
+        return False
+    before, now = (
+        {kinds[kind] for kinds in ranks.values() if kind in kinds} for ranks in (source, target)
+    )
+    return bool(now) and before == now
 
 
 def _drawn(run: Trajectory, step: int) -> set[str]:

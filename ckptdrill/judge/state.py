@@ -142,7 +142,7 @@ def moments(state: Sampled) -> Check:
 
 def _missing_on_a_rank(state: Sampled) -> list[str]:
     """Entries that a rank held in the source and does not hold now, though another rank may."""
-    if len(state.source) != len(state.target):
+    if len(state.source) != len(state.target) or _on_other_stages(state):
         return []
     return [
         f"{name} is missing on rank {after.rank} after the restore"
@@ -157,7 +157,8 @@ def hyperparameters(state: Sampled) -> Check:
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
     problems: list[str] = []
-    for rank, before, after in _by_rank(state, "groups"):
+    pairs = _whole_groups(state) if _on_other_stages(state) else _by_rank(state, "groups")
+    for rank, before, after in pairs:
         source, target = _groups(before), _groups(after)
         if not source:
             what = "no optimizer was found in the job"
@@ -317,6 +318,32 @@ def _by_rank(state: Sampled, part: str) -> list[tuple[int, JsonValue, JsonValue]
         if all(before != b or after != a for _, b, a in pairs):
             pairs.append((rank, before, after))
     return pairs
+
+
+def _on_other_stages(state: Sampled) -> bool:
+    """Whether parameters have moved between ranks, as they do with the pipeline degree."""
+    source, target = (
+        {frozenset(fact.data["weights"]) for fact in facts}
+        for facts in (state.source, state.target)
+    )
+    return source != target and max(len(source), len(target)) > 1
+
+
+def _whole_groups(state: Sampled) -> list[tuple[int, JsonValue, JsonValue]]:
+    """The parameter groups of all stages together, members by name: order is a stage's own."""
+    source, target = (
+        [_united(ranks) for ranks in zip(*(fact.data["groups"] for fact in facts), strict=True)]
+        for facts in (state.source, state.target)
+    )
+    return [(0, source, target)]
+
+
+def _united(optimizer: Sequence[JsonValue]) -> list[dict[str, JsonValue]]:
+    """One optimizer's groups, given as each rank holds them."""
+    return [
+        {**groups[0], "members": sorted({name for group in groups for name in group["members"]})}
+        for groups in zip(*optimizer, strict=False)
+    ]
 
 
 def _differences_by_rank(state: Sampled, part: str, name: str) -> list[str]:

@@ -128,9 +128,11 @@ def _backward_hook(watch: Watch, recorder: Recorder) -> None:
 
 def _optimizer_hooks(watch: Watch, recorder: Recorder) -> None:
     noted = recorder.guarded(watch.optimizer_made)
+    pipelines = recorder.guarded(_pipeline_hook)
 
     def made() -> None:
         noted()
+        pipelines(watch, recorder)
         _await_forward()
 
     _remember(torch.optim.Optimizer, watch.optimizers, recorder, then=made)
@@ -141,6 +143,39 @@ def _optimizer_hooks(watch: Watch, recorder: Recorder) -> None:
         _await_forward()
 
     register_optimizer_step_post_hook(after_step)
+
+
+def _pipeline_hook(watch: Watch, recorder: Recorder) -> None:
+    """A pipeline's loop comes around where its schedule begins a step: inside, stages wait for each
+    other. A stage runs several forwards before its first backward, each a micro-batch.
+
+    Called once the job has an optimizer: by then it has imported what it pipelines with.
+    """
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    if schedules is None or hasattr(schedules.PipelineScheduleSingle.step, "__wrapped__"):
+        return
+    begin = recorder.guarded(watch.schedule_begins)
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        _preceded(kind, "step", lambda *_, **__: begin())
+    stage = sys.modules["torch.distributed.pipelining.stage"]
+    chunk = recorder.guarded(watch.stage_forward)
+    _preceded(
+        stage._PipelineStageBase,
+        "forward_one_chunk",
+        lambda stage, number, inputs, *_, **__: chunk(stage, number, inputs),
+    )
+
+
+def _preceded(holder: Any, name: str, observe: Callable[..., Any]) -> None:
+    """`observe` sees the arguments of each call before it is made."""
+    plain = getattr(holder, name)
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        observe(*args, **kwargs)
+        return plain(*args, **kwargs)
+
+    setattr(holder, name, call)
 
 
 def _scheduler_hooks(watch: Watch, recorder: Recorder) -> None:

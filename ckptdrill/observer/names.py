@@ -105,11 +105,19 @@ def unwrapped(module: Any) -> Any:
         module = inner
 
 
+def own_class(kind: Any) -> Any:
+    """The user's class of a module: `fully_shard` puts one of its own, `FSDPNet`, over `Net`."""
+    bases = kind.__bases__
+    if len(bases) == 2 and bases[0].__module__.startswith("torch.distributed"):
+        return bases[1]
+    return kind
+
+
 def _labelled(roots: list[Any]) -> list[tuple[str, Any]]:
     labelled: list[tuple[str, Any]] = []
     used: dict[str, int] = {}
     for position, module in enumerate(roots):
-        name = type(unwrapped(module)).__name__
+        name = own_class(type(unwrapped(module))).__name__
         used[name] = used.get(name, 0) + 1
         number = f"#{used[name]}" if used[name] > 1 else ""
         labelled.append(("" if position == 0 else f"{name}{number}:", module))

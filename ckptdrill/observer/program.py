@@ -110,6 +110,7 @@ def _variables(frame: Any) -> Iterator[dict[str, Any]]:
             variables.clear()
 
 
+_FRAMES_UP = 16
 _OPTIMIZED = 0x1  # the code flag of functions: their f_locals is a copy, never the real namespace
 _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep
@@ -166,3 +167,17 @@ def _of_the_user(kind: type) -> bool:
 def _fields(value: Any) -> list[tuple[str, Any]]:
     slots = [key for key in getattr(type(value), "__slots__", ()) if hasattr(value, key)]
     return [*getattr(value, "__dict__", {}).items(), *((k, getattr(value, k)) for k in slots)][:64]
+
+
+def called_from(module: str) -> bool:
+    """Whether the call that is being observed comes from this module, a few frames up."""
+    if module not in sys.modules:
+        return False
+    frame: Any = sys._getframe(1)
+    for _ in range(_FRAMES_UP):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False

@@ -18,7 +18,7 @@ import torch
 
 from . import fingerprint
 from .columns import Columns
-from .names import Roots
+from .names import Roots, own_class
 
 _NUMPY_GENERATORS = ("Generator", "RandomState")
 
@@ -64,7 +64,7 @@ def kinds(roots: Roots) -> dict[str, Any]:
         "non_persistent": [name for name, _, persistent in roots.buffers() if not persistent],
         "parameters": len(by_id),
         "wrappers": sorted(roots.wrappers),
-        "classes": [type(module).__name__ for _, module in roots.modules],
+        "classes": [own_class(type(module)).__name__ for _, module in roots.modules],
         "training": [module.training for _, module in roots.modules],
     }
 

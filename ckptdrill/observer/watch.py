@@ -21,6 +21,7 @@ from . import batches, names, packages, program, state, storage
 from .facts import Recorder, leave
 from .usage import uploaded, usage
 
+_STAGE_MODULE = "torch.distributed.pipelining.stage"
 _TOLD_WITHIN_S = 5.0
 _MAX_KEYS = 200  # key names listed of a load that did not fit
 # Samples that no update is read from: projections, a third of the bytes, are left out there.
@@ -49,6 +50,7 @@ class Watch:
         self._losses: list[torch.Tensor] = []
         self._micro_batches = 0
         self._backward_seen = False
+        self._pipelined = False
         self._came_around = False
         self._this_round: set[int] = set()
         self._last_round: set[int] = set()
@@ -68,10 +70,24 @@ class Watch:
         """
         if not (torch.is_grad_enabled() and self._is_trained(module)):
             return False
+        if program.called_from(_STAGE_MODULE):
+            return self._pipelined  # seen at the stage; it also calls its module to learn shapes
         self._come_around("forward")
         rows = batches.row_hashes((inputs, named))
         self.recorder.record("batch", micro=self._micro_batches, rows=rows)
         return True
+
+    def schedule_begins(self) -> None:
+        """A pipeline schedule begins its step."""
+        if torch.is_grad_enabled():
+            self._pipelined = True
+            self._come_around("forward")
+
+    def stage_forward(self, stage: Any, chunk: int, inputs: tuple[Any, ...]) -> None:
+        """A stage begins a micro-batch: of samples, or of activations on later stages."""
+        if torch.is_grad_enabled():
+            rows = batches.row_hashes(inputs) if stage.is_first else []
+            self.recorder.record("batch", micro=chunk, rows=rows, stage=stage.stage_index)
 
     def scaled(self, scaled: Any, loss: Any) -> None:
         """A GradScaler made `scaled` of `loss`: remember the loss, the scaled one may be infinite

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-JOB = Path(__file__).parents[2] / "drills" / "jobs" / "fsdp2_dcp.py"
+JOB = Path(__file__).parents[2] / "drills" / "jobs" / "torch_dcp.py"
 FUNCTIONS = ("restore", "set_random_state")
 
 # Statements whose absence changes nothing in these drills, and why.

@@ -20,7 +20,7 @@ MATRIX = """\
 version: 1
 name: healthy
 job:
-  program: "{{jobs}}/fsdp2_dcp.py"
+  program: "{{jobs}}/torch_dcp.py"
   args: [--out, "{{out}}", --save-at, "{saves}", --dtype, {dtype}, --accumulation, "{accumulation}"]
   resume_args: [--resume, "{{resume}}"]
   checkpoint: "{{out}}/step-{{step}}"

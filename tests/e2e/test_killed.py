@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 MATRIX = """
 job:
-  program: "{jobs}/fsdp2_dcp.py"
+  program: "{jobs}/torch_dcp.py"
   args: [--out, "{out}", --save-at, "4,8,12"]
   resume_args: [--resume, "{resume}"]
   checkpoint: "{out}/step-{step}"

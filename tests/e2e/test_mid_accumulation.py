@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 def _drilled(folder: Path, job: str) -> dict[str, str]:
     (folder / "job.py").write_text(job, encoding="utf-8")
     matrix = (resources.matrices_dir() / "accumulation.yaml").read_text(encoding="utf-8")
-    matrix = matrix.replace('"{jobs}/fsdp2_dcp.py"', "job.py").replace("[two, one]", "[two]")
+    matrix = matrix.replace('"{jobs}/torch_dcp.py"', "job.py").replace("[two, one]", "[two]")
     (folder / "m.yaml").write_text(matrix, encoding="utf-8")
     command = [sys.executable, "-m", "ckptdrill", "run", str(folder / "m.yaml")]
     subprocess.run(
@@ -35,13 +35,13 @@ def _drilled(folder: Path, job: str) -> dict[str, str]:
 
 
 def test_the_reference_job_saves_the_beginning_of_the_step(tmp_path: Path) -> None:
-    job = (resources.jobs_dir() / "fsdp2_dcp.py").read_text(encoding="utf-8")
+    job = (resources.jobs_dir() / "torch_dcp.py").read_text(encoding="utf-8")
     verdict = _drilled(tmp_path, job)
     assert (verdict["word"], verdict["reason"]) == ("Pass", "held"), verdict["explanation"]
 
 
 def test_counters_from_inside_the_step_lose_samples(tmp_path: Path) -> None:
-    job = (resources.jobs_dir() / "fsdp2_dcp.py").read_text(encoding="utf-8")
+    job = (resources.jobs_dir() / "torch_dcp.py").read_text(encoding="utf-8")
     line = "        state.update(begun)\n"
     assert job.count(line) == 1
     verdict = _drilled(tmp_path, job.replace(line, ""))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 REFERENCE = """
 job:
-  program: "{jobs}/fsdp2_dcp.py"
+  program: "{jobs}/torch_dcp.py"
   args: [--out, "{out}", --save-at, "6,8,10"]
   resume_args: [--resume, "{resume}"]
   checkpoint: "{out}/step-{step}"

@@ -36,7 +36,7 @@ MATRIX = """\
 version: 1
 name: gpu
 job:
-  program: "{{jobs}}/fsdp2_dcp.py"
+  program: "{{jobs}}/torch_dcp.py"
   args: [--out, "{{out}}", --save-at, "8,12"]
   resume_args: [--resume, "{{resume}}"]
   checkpoint: "{{out}}/step-{{step}}"

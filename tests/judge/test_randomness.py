@@ -88,3 +88,27 @@ def test_a_rank_without_random_state_proves_nothing(launch: str) -> None:
     check = healthy().without("rng", launch=launch, rank=1).check(Item.RNG)
     assert check.status is Held.NOT_OBSERVED
     assert check.summary.startswith("rank 1 of ")
+
+
+def _generator_on(history: History, launch: str, rank: int, state: str) -> History:
+    """A layer's own generator, held by one rank only, drawn from in every step."""
+
+    def edit(rng: dict[str, Any]) -> None:
+        rng["kinds"]["layer.generator"] = state + rng["kinds"]["torch"]
+
+    return history.edited("rng", edit, launch=launch, rank=rank)
+
+
+def test_a_generator_that_moved_to_another_rank_went_along_with_its_layer() -> None:
+    history = _generator_on(_generator_on(healthy("ddp2"), "source", 1, ""), "restore", 0, "")
+    same = history.edited(
+        "rng", lambda rng: rng["kinds"].update({"layer.generator": "a"}), launch="source", rank=1
+    ).edited("rng", lambda rng: rng["kinds"].update({"layer.generator": "a"}), rank=0)
+    assert "layer.generator" not in same.check(Item.RNG).summary
+
+
+def test_a_generator_that_moved_and_started_again_is_blamed() -> None:
+    history = _generator_on(_generator_on(healthy("ddp2"), "source", 1, ""), "restore", 0, "x")
+    check = history.check(Item.RNG)
+    assert check.status is Held.BROKEN
+    assert "layer.generator" in check.summary

@@ -384,3 +384,89 @@ def test_an_optimizer_without_rates_or_with_odd_groups_never_disturbs_the_job(ob
     assert observed.column("exited", "code") == [0]
     assert _losses(observed) == _said(observed)["losses"]
     assert observed.column("stepped", "lr") == [[None]] * 4
+
+
+PIPELINE = """
+    import torch, torch.distributed as dist
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    layers = nn.ModuleDict({str(n): nn.Linear(3, 3) for n in range(2)})
+    del layers[str(1 - rank)]
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+        def forward(self, x):
+            return self.layers[str(rank)](x)
+
+    model = Stage()
+    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x = torch.arange(24.0).reshape(8, 3) + 100 * step
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=torch.zeros(8, 3), losses=[])
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_pipeline_shows_its_samples_once_and_its_losses_on_the_last_stage(observe: Any) -> None:
+    """1F1B runs two forwards before the first backward; activations are no samples."""
+    seen = observe(PIPELINE, ranks=2)
+    seen.is_whole(ranks=2)
+    first, last = (seen.facts("batch", rank) for rank in (0, 1))
+    rows = [row for fact in first for row in fact["rows"]]
+    assert [len(fact["rows"]) for fact in first] == [2] * 12
+    assert len(set(rows)) == 24
+    assert [fact["rows"] for fact in last] == [[]] * 12
+    losses = [seen.column("stepped", "losses", rank) for rank in (0, 1)]
+    assert losses[0] == [[]] * 3
+    assert [len(step) for step in losses[1]] == [4] * 3
+    names = [sorted(seen.state(0, rank=rank)["weights"]) for rank in (0, 1)]
+    assert names == [["layers.0.bias", "layers.0.weight"], ["layers.1.bias", "layers.1.weight"]]
+
+
+SHARDED_AVERAGE = """
+    import copy, sys, torch, torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+        def forward(self, x):
+            return self.layer(x)
+
+    torch.manual_seed(0)
+    model, average = Net(), Net()
+    if sys.argv[1] == "sharded":
+        dist.init_process_group("gloo")
+        fully_shard(model), fully_shard(average)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "sharded"])
+def test_sharding_a_second_model_does_not_rename_it(how: str, observe: Any) -> None:
+    """FSDP2 changes the class of what it shards; names must not follow."""
+    weights = observe(SHARDED_AVERAGE, how).state(0)["weights"]
+    assert sorted(weights) == [
+        "Net#2:layer.bias",
+        "Net#2:layer.weight",
+        "layer.bias",
+        "layer.weight",
+    ]

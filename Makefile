@@ -2,7 +2,7 @@
 #
 # PYTHON    the interpreter that the venv is made with
 # VENV      where the venv is
-# E2E_JOBS  end-to-end tests side by side (each starts 2 to 4 processes)
+# E2E_JOBS  tests side by side (an end-to-end test starts 2 to 4 processes)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,8 +22,8 @@ drill: $(READY)
 	@$(BIN)/ckptdrill run matrices/quickstart.yaml
 
 test: lint
-	$(BIN)/python -m pytest -q
-	$(BIN)/python -m pytest -q -m 'e2e or slow' -n $(E2E_JOBS) --durations 15
+	$(BIN)/python -m pytest -q -n $(E2E_JOBS)
+	$(BIN)/python -m pytest -q -m 'e2e or slow' -n $(E2E_JOBS) --dist loadfile --durations 25
 	$(BIN)/python tests/corpus/run.py --jobs 2 $(CORPUS_SAMPLE)
 
 lint: $(READY)

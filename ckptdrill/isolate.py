@@ -225,8 +225,9 @@ def _stored_bytes(status: os.stat_result) -> int:
 def _enough_space(needed_bytes: int, destination: Path) -> None:
     free_bytes = shutil.disk_usage(destination.parent).free
     if needed_bytes > free_bytes:
+        needed_mb, free_mb = needed_bytes / 1e6, free_bytes / 1e6
         raise UserError(
-            f"a private copy needs {needed_bytes / 1e9:.2f} GB, {free_bytes / 1e9:.2f} GB are free",
+            f"a private copy needs {needed_mb:,.1f} MB, {free_mb:,.1f} MB are free",
             where=str(destination.parent),
             hint="free some space, or put --runs on a file system that can clone files",
         )

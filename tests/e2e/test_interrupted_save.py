@@ -2,12 +2,14 @@
 a writer that does it right. About a minute and a half on two cores.
 """
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ckptdrill.model import Fact
+from ckptdrill.store import read_facts
 
 pytestmark = pytest.mark.e2e
 
@@ -108,29 +110,29 @@ def test_the_scripts_reproduce_the_mixture_and_the_loss(drilled: Any, tmp_path: 
     scripts = result.root / "cells" / cell
     named = points(drilled, "dcp")
 
-    def replayed(kept: str) -> tuple[int, list[dict[str, Any]]]:
+    def replayed(kept: str) -> tuple[int, list[Fact]]:
         script = next(
             s for s in sorted(scripts.glob("repro-*.sh")) if named[_id(s)]["class"] == kept
         )
         folder = tmp_path / kept
         done = subprocess.run(["sh", script, folder], capture_output=True, check=False, timeout=120)
-        lines = (folder / "facts" / "rank0.jsonl").read_text().splitlines()
-        return done.returncode, [json.loads(line) for line in lines]
+        return done.returncode, list(read_facts(folder / "facts" / "rank0.jsonl", ""))
 
     code, facts = replayed("mixed")
     assert code == 0
-    restored = next(f for f in facts if f["fact"] == "state" and f["at"] == "forward")["weights"]
-    source = result.root / "launches" / "source.two" / "rank0.jsonl"
+    restored = next(f for f in facts if f.kind == "state" and f.data["at"] == "forward")
+    source = read_facts(result.root / "launches" / "source.two" / "rank0.jsonl", "")
     saved = {
-        fact["step"]: fact["weights"]
-        for fact in map(json.loads, source.read_text().splitlines())
-        if fact["fact"] == "state" and fact["at"] == "save"
+        fact.step: fact.data["weights"]
+        for fact in source
+        if fact.kind == "state" and fact.data["at"] == "save"
     }
-    assert {step for step in (4, 8) for n in restored if restored[n] == saved[step][n]} == {4, 8}
+    weights = restored.data["weights"]
+    assert {step for step in (4, 8) for n in weights if weights[n] == saved[step][n]} == {4, 8}
 
     code, facts = replayed("lost")
     assert code != 0
-    assert not [fact for fact in facts if fact["fact"] == "stepped"]
+    assert not [fact for fact in facts if fact.kind == "stepped"]
 
 
 def _id(script: Path) -> str:

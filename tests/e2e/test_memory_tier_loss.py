@@ -23,12 +23,12 @@ def test_the_reference_job_recovers_from_every_loss(bench: Any) -> None:
         verdict = result.verdicts[f"two_to_two.memory-tier-loss.{loss}"]
         assert (verdict["word"], verdict["reason"]) == ("Pass", "fell-back"), verdict["explanation"]
         numbers = verdict["numbers"]["tiers"]
-        assert (numbers["memory"]["step"], numbers["memory"]["steps_lost"]) == (10, 0)
-        assert (numbers["after_loss"]["step"], numbers["after_loss"]["steps_lost"]) == (8, 2)
+        assert (numbers["memory"]["step"], numbers["memory"]["steps_lost"]) == (14, 0)
+        assert (numbers["after_loss"]["step"], numbers["after_loss"]["steps_lost"]) == (12, 2)
         assert 0 < numbers["memory"]["load_to_first_step_s"] < numbers["memory"]["recovery_s"]
     stall = result.verdicts["two_to_two.storage-stall.enospc"]
     assert (stall["word"], stall["reason"]) == ("Pass", "fell-back"), stall["explanation"]
-    assert stall["numbers"]["storage"]["restored_step"] == 4
+    assert stall["numbers"]["storage"]["restored_step"] == 9
     declared = matrix.load(SHIPPED).job.memory_tier
     assert declared is not None
     assert not tiers.root(declared, RunFolder(result.root)).exists()  # the memory is given back

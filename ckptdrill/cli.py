@@ -45,6 +45,20 @@ _OF_DIFF = {
     ExitCode.USAGE: "usage error, or a checkpoint could not be read",
     ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
 }
+_OF_GATE = {
+    ExitCode.AS_EXPECTED: "every condition is held: approved",
+    ExitCode.UNSUPPORTED: "some condition is not held",
+    ExitCode.USAGE: "usage error, or this is not the folder of a run",
+    ExitCode.UNPROVEN: "some condition is not known, none contradicted",
+    ExitCode.SOURCE_CHANGED: EXIT_CODE_MEANING[ExitCode.SOURCE_CHANGED],
+    ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
+}
+_OF_ALLOW = {
+    ExitCode.AS_EXPECTED: "verified: the resume is allowed",
+    ExitCode.UNSUPPORTED: "not verified, or the file cannot be trusted: blocked",
+    ExitCode.USAGE: "usage error: blocked too",
+    ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
+}
 
 app = typer.Typer(
     name="ckptdrill",
@@ -76,6 +90,16 @@ Python = Annotated[
     Optional[str],  # noqa: UP045 - typer reads this form
     typer.Option(
         "--python", help="Interpreter of the environment `default`: the one with the job's torch."
+    ),
+]
+PublicKey = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this form
+    typer.Option("--public-key", help="The attestation must be signed by this key (PEM)."),
+]
+SignKey = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this form
+    typer.Option(
+        "--sign-key", help="Sign the attestation with this ed25519 key (PEM, unencrypted)."
     ),
 ]
 
@@ -115,6 +139,11 @@ def run(
             "--keep", help="Keep all checkpoints; else those of passed cells are deleted."
         ),
     ] = False,
+    sign_key: SignKey = None,
+    image_digest: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this form
+        typer.Option(help="Digest of the image that this runs in; `none` without an image."),
+    ] = None,
 ) -> None:
     """Drill every cell of a matrix, judge it, and write the evidence packet.
 
@@ -124,7 +153,9 @@ def run(
     """
     from ckptdrill import verbs
 
-    raise typer.Exit(verbs.run(matrix, python, runs, launcher, resume=resume, keep=keep))
+    marks = verbs.Marks(sign_key, image_digest)
+    code = verbs.run(matrix, python, runs, launcher, resume=resume, keep=keep, marks=marks)
+    raise typer.Exit(code)
 
 
 @app.command(
@@ -158,14 +189,14 @@ def plan(matrix: MatrixPath, python: Python = None) -> None:
         "ckptdrill judge runs/quickstart/latest",
     ),
 )
-def judge(run_folder: RunPath) -> None:
+def judge(run_folder: RunPath, sign_key: SignKey = None) -> None:
     """Judge the stored facts of a run again, without a launch, and render the packet anew.
 
     Use it after an upgrade of ckptdrill. Verdicts and page are replaced, facts never.
     """
     from ckptdrill import verbs
 
-    raise typer.Exit(verbs.judge(run_folder))
+    raise typer.Exit(verbs.judge(run_folder, sign_key))
 
 
 @app.command(
@@ -175,17 +206,109 @@ def judge(run_folder: RunPath) -> None:
         "a line per file that differs, is missing or was added, and a closing line.",
         _OF_VERIFY,
         "ckptdrill verify runs/quickstart/latest",
-        "(cd runs/quickstart/latest && sha256sum -c manifest-sha256.txt)",
+        "(cd runs/quickstart/latest && sha256sum -c *-sha256.txt)",
     ),
 )
-def verify(packet: RunPath) -> None:
-    """Compare every file of a packet with its sha256 list.
+def verify(packet: RunPath, public_key: PublicKey = None) -> None:
+    """Compare every file of a packet with its sha256 lists, and check its signatures.
 
-    `sha256sum -c` in the folder does the same, except that it does not see files that were added.
+    `sha256sum -c` in the folder does the same for the lists, except that it does not see files that
+    were added. Somebody who may rewrite the whole folder can make new lists, but cannot sign for
+    the holder of a key that you name.
     """
     from ckptdrill import verbs
 
-    raise typer.Exit(verbs.verify(packet))
+    raise typer.Exit(verbs.verify(packet, public_key))
+
+
+@app.command(
+    short_help="Decide whether a migration may go ahead.",
+    epilog=_page(
+        "a run folder, the checkpoint that will be resumed, with its manifest, and the interpreter "
+        "that will resume it.",
+        "a line per condition: held, not held or not known, what was found, what to do.",
+        _OF_GATE,
+        "ckptdrill gate runs/nightly/latest --checkpoint /ckpt/step_12000 \\",
+        "  --python /new/bin/python --image-digest sha256:… \\",
+        "  --approver 'R. Example' --sign-key approver.pem",
+        "ckptdrill gate runs/nightly/latest … --public-key approver.pub.pem",
+    ),
+)
+def gate(
+    packet: RunPath,
+    checkpoint: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this form
+        typer.Option(help="The checkpoint that will be resumed; it is read completely."),
+    ] = None,
+    python: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option(help="Interpreter that will run the job."),
+    ] = None,
+    program: Annotated[
+        Optional[Path],  # noqa: UP045 - as above
+        typer.Option(help="Training script that will run. Default: the drilled one, where it is."),
+    ] = None,
+    image_digest: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option(help="Digest of the image that will run; `none` without an image."),
+    ] = None,
+    max_age: Annotated[str, typer.Option(help="How old evidence may be: 7d, 12h, 30m.")] = "7d",
+    approver: Annotated[
+        Optional[str],  # noqa: UP045 - as above
+        typer.Option(help="Record this person's approval, if all else is held. Needs --sign-key."),
+    ] = None,
+    sign_key: Annotated[
+        Optional[Path],  # noqa: UP045 - as above
+        typer.Option(help="Key of the approver (ed25519, PEM, unencrypted)."),
+    ] = None,
+    public_key: Annotated[
+        Optional[Path],  # noqa: UP045 - as above
+        typer.Option(help="A recorded approval counts only if it is signed by this key (PEM)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Decide whether a migration may go ahead: every condition, one by one.
+
+    What the matrix expects plays no part here: only Pass is a pass. What is not known counts as not
+    held. Nothing in the packet changes; an approval is written beside its list of checksums.
+    """
+    from ckptdrill import gate as gates
+    from ckptdrill import signing, verbs
+
+    trusted = signing.public_key(public_key) if public_key else None
+    options = gates.Options(
+        checkpoint, python, program, image_digest, gates.age_s(max_age), trusted
+    )
+    raise typer.Exit(verbs.gate(packet, options, approver, sign_key, as_json=as_json))
+
+
+@app.command(
+    short_help="Ask a packet whether a resume is verified.",
+    epilog=_page(
+        "resume_compatibility.yaml of a packet, or the folder of a run.",
+        "`allowed` or `blocked`, the route, and the cells that decide it.",
+        _OF_ALLOW,
+        "ckptdrill allow --from fsdp4 --to fsdp2 --packet runs/nightly/latest",
+        "ckptdrill allow --from dp_shard=4,tp=2 --to dp_shard=2,tp=2,torch=2.13.0",
+    ),
+)
+def allow(
+    source: Annotated[str, typer.Option("--from", help="What wrote the checkpoint.")],
+    target: Annotated[str, typer.Option("--to", help="What will resume it.")],
+    packet: Annotated[
+        Path, typer.Option(help="resume_compatibility.yaml, or the folder of a run.")
+    ] = Path("resume_compatibility.yaml"),
+) -> None:
+    """Ask a packet whether a resume from one topology to another is verified.
+
+    For launchers: exit code 0 only for a drilled, passed route. A missing, torn or changed file, a
+    route that was not drilled, or a name that is not known is a no. A topology is a name or short
+    name of the packet, or KEY=VALUE pairs: degrees, where those left out are 1, and versions
+    (torch, cuda, python), which are compared where you name them.
+    """
+    from ckptdrill import verbs
+
+    raise typer.Exit(verbs.allow(source, target, packet))
 
 
 @app.command(
@@ -260,6 +383,71 @@ def list_() -> None:
     from ckptdrill import verbs
 
     raise typer.Exit(verbs.list_drills())
+
+
+@app.command(
+    short_help="What a failure costs: lost steps, replay, GPU-hours.",
+    epilog=_page(
+        "figures of your cluster, or a run folder that measured them.",
+        "for a run, the restore of every cell in its five phases; then, when a failure is given, "
+        "lost steps, replay, recovery time and point and occupied GPU-hours of each tier.",
+        {**_OF_A_QUESTION, ExitCode.USAGE: "usage error, or a figure is missing"},
+        "ckptdrill ledger runs/quickstart/latest",
+        "ckptdrill ledger --gpus 512 --committed-step 123456 \\",
+        "  --failed-step 123576 --step-s 9.5 --restore-h 0.6",
+    ),
+)
+def ledger(
+    run_folder: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this form
+        typer.Argument(metavar="[RUN]", help="A run folder.", show_default=False),
+    ] = None,
+    gpus: Annotated[
+        Optional[int],  # noqa: UP045 - as above
+        typer.Option(help="GPUs that wait. Default with RUN: the ranks of the slowest restore."),
+    ] = None,
+    committed_step: Annotated[
+        Optional[int],  # noqa: UP045 - as above
+        typer.Option(help="Last step that was durable when training failed."),
+    ] = None,
+    failed_step: Annotated[
+        Optional[int],  # noqa: UP045 - as above
+        typer.Option(help="Step at which training failed."),
+    ] = None,
+    step_s: Annotated[
+        Optional[float],  # noqa: UP045 - as above
+        typer.Option(help="Seconds per training step. Default with RUN: as measured."),
+    ] = None,
+    restore_h: Annotated[
+        Optional[float],  # noqa: UP045 - as above
+        typer.Option(help="Wall hours of the restore. Default with RUN: as measured."),
+    ] = None,
+    memory_committed_step: Annotated[
+        Optional[int],  # noqa: UP045 - as above
+        typer.Option(help="Last whole step in the memory tier, which is billed apart."),
+    ] = None,
+    memory_restore_h: Annotated[
+        Optional[float],  # noqa: UP045 - as above
+        typer.Option(help="Wall hours of a restore from the memory tier."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """What a failure costs: lost steps, replay, recovery time, occupied GPU-hours.
+
+    Lost steps are those between the last durable commit and the failure; replay is lost steps times
+    seconds per step. GPU-hours of restore and replay are occupied, not productive.
+    """
+    from ckptdrill import verbs
+    from ckptdrill.ledger import Failure
+
+    failure = Failure(
+        gpus,
+        failed_step,
+        step_s,
+        (committed_step, restore_h),
+        (memory_committed_step, memory_restore_h),
+    )
+    raise typer.Exit(verbs.ledger(run_folder, failure, as_json=as_json))
 
 
 @app.command(

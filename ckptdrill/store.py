@@ -24,6 +24,14 @@ from ckptdrill.model import Fact, LaunchRecord
 RUN_FORMAT_VERSION = 2  # 1 told the facts of tensors leaf by leaf; such runs are read as ever
 MANIFEST_NAME = "manifest-sha256.txt"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What is made over that list cannot be in it: these stand in a second, short list instead.
+SEAL_NAME = "seal-sha256.txt"
+ATTESTATION_NAME = "attestation.json"
+APPROVAL_NAME = "approval.json"
+SEALED = (MANIFEST_NAME, ATTESTATION_NAME, APPROVAL_NAME)
+COMPATIBILITY_NAME = "resume_compatibility.yaml"
+# The manifest of the checkpoint that a run starts from, byte for byte, where it has one.
+SOURCE_MANIFEST_NAME = "source.manifest.json"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,120}")
 # Scratch of running launches, and the checkpoints under drill: never evidence, never listed.
 _NOT_EVIDENCE = ("work", "warm")
@@ -268,7 +276,7 @@ def evidence_files(root: Path) -> Iterator[Path]:
 
 
 def _is_bookkeeping(path: Path, root: Path) -> bool:
-    return path.parent == root and path.name in (MANIFEST_NAME, ".lock")
+    return path.parent == root and path.name in (*SEALED, SEAL_NAME, ".lock")
 
 
 def write_manifest(root: Path) -> Path:
@@ -278,6 +286,14 @@ def write_manifest(root: Path) -> Path:
     ]
     target = root / MANIFEST_NAME
     write_atomic(target, "".join(sorted(lines, key=lambda line: line[66:])))
+    return target
+
+
+def write_seal(root: Path) -> Path:
+    """Write `seal-sha256.txt` over the list of checksums and what was made over that list."""
+    lines = [f"{sha256_of(root / name)}  {name}\n" for name in SEALED if (root / name).is_file()]
+    target = root / SEAL_NAME
+    write_atomic(target, "".join(lines))
     return target
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,52 +30,81 @@ from ckptdrill import (
     environments,
     journal,
     judging,
+    ledger_text,
     packet,
     progress,
+    signing,
 )
 from ckptdrill import claims as claims_
+from ckptdrill import gate as gates
+from ckptdrill import ledger as ledger_
 from ckptdrill import matrix as matrices
 from ckptdrill import plan as plans_
 from ckptdrill import run as runs_
 from ckptdrill.errors import ExitCode, UserError, worst
+from ckptdrill.gate import text as gate_text
+from ckptdrill.installed import installed
 from ckptdrill.launchers import Mode
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Launch, LaunchRecord, Plan, Verdict, VerdictWord
+from ckptdrill.model import Launch, LaunchRecord, Plan, Verdict, VerdictWord, to_json
+from ckptdrill.packet import compatibility
 from ckptdrill.reasons import EXPLANATIONS
 from ckptdrill.schedule import Capacity, Graph, forecast
 from ckptdrill.spelling import did_you_mean
 from ckptdrill.store import (
+    COMPATIBILITY_NAME,
     MANIFEST_NAME,
     RUN_FORMAT_VERSION,
+    SOURCE_MANIFEST_NAME,
     RunFolder,
     read_json,
     read_launch,
+    sha256_of,
     write_atomic,
     write_json,
 )
 
+# Where the manifest of a checkpoint lies: in its folder under this name, beside a file of one part.
+FOLDER_MANIFEST = "checkpoint.manifest.json"
 # Ranks that make sense on a node without GPUs: they share its cores, and 8 still train on 2.
 _CPU_RANKS_AT_LEAST = 8
 
 
+@dataclass(frozen=True)
+class Marks:
+    """What is written into a packet, or over it, beside what the run finds."""
+
+    sign_key: Path | None = None
+    image_digest: str | None = None
+
+
 def run(
-    path: Path, python: str | None, runs: Path, launcher: str, *, resume: bool, keep: bool
+    path: Path,
+    python: str | None,
+    runs: Path,
+    launcher: str,
+    *,
+    resume: bool,
+    keep: bool,
+    marks: Marks = Marks(),
 ) -> ExitCode:
     """Drill every cell, judge it, render the packet; the exit code of the run."""
     mode = _mode(launcher)
+    key = signing.private_key(marks.sign_key) if marks.sign_key else None
     matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
     plans = plans_.plan_all(matrix)
     matrix = _built(matrix, plans)
     _check_torch(matrix, plans)
     folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
-    _begin(folder, matrix, resume=resume)
+    _begin(folder, matrix, resume=resume, image_digest=marks.image_digest)
     with progress.shown(plans_.steps_of(plans)) as report:
         options = runs_.Options(launcher=mode, resume=resume, keep=keep, report=report)
         outcome = runs_.execute(matrix, plans, folder, options)
     verdicts = judging.judge_run(folder, matrix, plans)
     _conclude(folder, plans)
     runs_.prune(folder, _spent(plans, verdicts))
-    packet.write(folder)
+    packet.write(folder, key)
+    _summarise(folder)
     return worst(_tell(folder, plans, verdicts), outcome.code)
 
 
@@ -116,8 +145,9 @@ def plan(path: Path, python: str | None) -> ExitCode:
     return ExitCode.AS_EXPECTED
 
 
-def judge(path: Path) -> ExitCode:
+def judge(path: Path, sign_key: Path | None = None) -> ExitCode:
     """Judge a stored run again and render its packet; the exit code its verdicts give."""
+    key = signing.private_key(sign_key) if sign_key else None
     folder = _run_folder(path)
     matrix = matrices.parse(
         folder.matrix.read_bytes(), Path(read_json(folder.run_json)["matrix_path"])
@@ -127,7 +157,8 @@ def judge(path: Path) -> ExitCode:
     with journal.locked(folder):
         verdicts = judging.judge_run(folder, matrix, plans)
         _conclude(folder, plans)
-        packet.write(folder)
+        packet.write(folder, key)
+    _summarise(folder)
     changed = read_json(folder.run_json).get("source_unchanged") is False
     code = ExitCode.SOURCE_CHANGED if changed else ExitCode.AS_EXPECTED
     return worst(code, _tell(folder, plans, verdicts))
@@ -148,10 +179,11 @@ def _refuse_changed_evidence(folder: RunFolder) -> None:
         )
 
 
-def verify(path: Path) -> ExitCode:
+def verify(path: Path, public_key: Path | None = None) -> ExitCode:
     """Compare a packet with its checksums and print every difference."""
+    trusted = signing.public_key(public_key) if public_key else None
     folder = _run_folder(path)
-    problems = packet.verify(folder.root)
+    problems = packet.verify(folder.root, trusted)
     console = Console()
     for problem in problems:
         console.print(Text(str(problem)))
@@ -183,6 +215,74 @@ def claims(stack: str | None, *, as_json: bool, quotes: bool) -> ExitCode:
     return ExitCode.AS_EXPECTED
 
 
+def ledger(path: Path | None, failure: ledger_.Failure, *, as_json: bool) -> ExitCode:
+    """Print what restores took in a run, and the bill of a failure where enough is known."""
+    found = ledger_.restores(read_json(_run_folder(path).root / "packet.json")) if path else ()
+    worst_case = ledger_.slowest(found)
+    bills = ledger_.bills(failure, worst_case, optional=path is not None)
+    if as_json:
+        value = {"restores": to_json(found), "bills": [bill.as_json() for bill in bills]}
+        print(json.dumps(value, indent=1))  # noqa: T201 - the output
+        return ExitCode.AS_EXPECTED
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if path:
+        ledger_text.show_restores(console, found)
+    if bills:
+        origin = (
+            f"Where nothing else was given: as measured in {worst_case.cell}."
+            if (worst_case)
+            else "All figures as given on the command line."
+        )
+        ledger_text.show_bill(console, bills, origin)
+    return ExitCode.AS_EXPECTED
+
+
+def gate(
+    path: Path,
+    options: gates.Options,
+    approver: str | None,
+    sign_key: Path | None,
+    *,
+    as_json: bool,
+) -> ExitCode:
+    """Show every condition of a migration; record the approval when all others are held."""
+    if (approver is None) != (sign_key is None):
+        raise UserError("--approver and --sign-key go together", hint="an approval is signed")
+    key = signing.private_key(sign_key) if sign_key else None
+    folder = _run_folder(path)
+    inputs = gates.gather(folder.root, options, _now().timestamp())
+    found = gates.conditions(inputs)
+    if approver and key:
+        who = (approver, _now().isoformat(timespec="seconds"))
+        with journal.locked(folder):
+            found = gates.approve(folder.root, inputs, who, key)
+    if as_json:
+        print(json.dumps(to_json(found), indent=1))  # noqa: T201 - the output
+    else:
+        gate_text.show(Console(), found)
+    return gates.exit_code(inputs, found)
+
+
+def allow(source: str, target: str, path: Path) -> ExitCode:
+    """Say whether a resume is verified. Everything that is not certain is a no: exit code 1."""
+    file = path / COMPATIBILITY_NAME if path.is_dir() else path
+    decision = _decided(file, source, target)
+    print(f"{'allowed' if decision.allowed else 'blocked'}: {decision.why}")  # noqa: T201 - output
+    return ExitCode.AS_EXPECTED if decision.allowed else ExitCode.UNSUPPORTED
+
+
+def _decided(file: Path, source: str, target: str) -> compatibility.Decision:
+    """A file that lies in a packet is believed only if the packet is as it was written."""
+    problems = packet.verify(file.parent) if (file.parent / MANIFEST_NAME).exists() else []
+    if problems:
+        return compatibility.Decision(False, f"the packet was changed: {problems[0]}")
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        return compatibility.Decision(False, f"{file} cannot be read: {error.strerror}")
+    return compatibility.decide(text, source, target)
+
+
 def _about_drill(each: drill.Drill) -> Iterator[str]:
     yield " ".join(each.doc.partition("\n\n")[0].split())
     yield f"Pass: the job {each.claim.value}."
@@ -204,7 +304,9 @@ def _show(console: Console, title: str, lines: Iterable[str]) -> None:
 # Before and after the launches
 
 
-def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
+def _begin(
+    folder: RunFolder, matrix: Matrix, *, resume: bool, image_digest: str | None = None
+) -> None:
     """Write down what is run before anything runs. A resumed run must be of the same matrix."""
     # A run that was killed before this was written has not begun.
     if resume and folder.run_json.exists():
@@ -216,6 +318,7 @@ def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
             )
         return
     write_atomic(folder.matrix, matrix.text)
+    _keep_source_manifest(folder, matrix)
     write_json(
         folder.run_json,
         {
@@ -227,6 +330,13 @@ def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
             "argv": sys.argv[1:],
             "started_utc": _now().isoformat(timespec="seconds"),
             "git_head": _git_head(matrix),
+            "program": matrix.job.program,
+            "program_sha256": sha256_of(Path(matrix.job.program)) if matrix.job.program else None,
+            "image_digest": image_digest,
+            "installed": {
+                name: installed(environment.python)
+                for name, environment in matrix.environments.items()
+            },
             "versions": {
                 "ckptdrill": __version__,
                 "python": sys.version.split()[0],
@@ -235,6 +345,17 @@ def _begin(folder: RunFolder, matrix: Matrix, *, resume: bool) -> None:
             "node": {"cores": os.cpu_count(), "gpus": len(Capacity.detect().devices)},
         },
     )
+
+
+def _keep_source_manifest(folder: RunFolder, matrix: Matrix) -> None:
+    """Copy the manifest of the checkpoint that the run starts from, where it has one."""
+    if matrix.job.start_from is None:
+        return
+    start = Path(matrix.job.start_from)
+    inside, beside = start / FOLDER_MANIFEST, start.with_name(f"{start.name}.manifest.json")
+    found = inside if start.is_dir() else beside
+    if found.is_file() and not found.is_symlink():
+        write_atomic(folder.root / SOURCE_MANIFEST_NAME, found.read_bytes())
 
 
 def _conclude(folder: RunFolder, plans: Sequence[Plan]) -> None:
@@ -267,6 +388,18 @@ def _spent(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> list[str]:
         for step in each.steps
     }
     return [step_id for step_id in plans_.steps_of(plans) if step_id not in needed]
+
+
+def _summarise(folder: RunFolder) -> None:
+    """Append the packet's page to the summary of a GitHub job, where this is one."""
+    target = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not target:
+        return
+    try:
+        with Path(target).open("a", encoding="utf-8") as stream:
+            stream.write((folder.root / "packet.md").read_text(encoding="utf-8"))
+    except OSError as error:
+        print(f"ckptdrill: no step summary: {error}", file=sys.stderr)  # noqa: T201 - a warning
 
 
 def _tell(folder: RunFolder, plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> ExitCode:

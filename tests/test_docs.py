@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 
-from ckptdrill import cli, drill, matrix, matrix_schema
+from ckptdrill import cli, drill, gate, matrix, matrix_schema
 from ckptdrill.errors import EXIT_CODE_MEANING
 from ckptdrill.isolate import GuardLevel
 from ckptdrill.launch.local import PASSED_ON
@@ -215,6 +215,10 @@ def test_every_verb_and_every_option() -> None:
         usage = " ".join(["ckptdrill", name, *arguments])
         assert [o for o in options if f"`{o}`" not in rows.get(f"`{usage}`", "")] == []
     assert len(rows) == len(COMMANDS)
+
+
+def test_the_conditions_of_the_gate() -> None:
+    assert _first_column("| condition | is held when | otherwise |") == list(gate.NAMES)
 
 
 def test_the_options_of_the_program_itself() -> None:

@@ -26,11 +26,11 @@ ORDER = (
     ("errors", "manual", "probe", "resources", "spelling"),
     ("model",),
     ("columns",),
-    ("claims", "reasons", "store"),
+    ("claims", "reasons", "signing", "store"),
     ("placeholders", "yaml_lines"),
     ("drill", "matrix", "matrix_schema"),
     ("plan",),
-    ("formats", "damage", "environments", "isolate", "manifest", "pointers", "tiers"),
+    ("formats", "damage", "environments", "installed", "isolate", "manifest", "pointers", "tiers"),
     (
         "equivalence",
         "inflict",
@@ -48,7 +48,8 @@ ORDER = (
     ),
     ("judge",),
     ("judging",),
-    ("documentation", "packet"),
+    ("documentation", "ledger", "ledger_text", "packet"),
+    ("gate",),
     ("diffing", "inspecting", "manifest_verbs", "verbs"),
     ("manifest_cli",),
     ("cli",),
@@ -85,6 +86,7 @@ FORBIDDEN_IMPORTS = {
     "judge": _EFFECTS
     | {f"ckptdrill.{name}" for name in ("launch", "run", "schedule", "damage", "manifest")},
     "packet": _EFFECTS - {"ckptdrill.store"},
+    "ledger": _EFFECTS,
 }
 CLOCK_CALLS = frozenset({"now", "utcnow", "today"})
 

@@ -23,6 +23,7 @@ from ckptdrill.judge import (
     progress,
     randomness,
     surroundings,
+    timing,
     updates,
     versions,
 )
@@ -246,7 +247,7 @@ def _case(evidence: Evidence) -> _Case:
         back,
         noisy,
         {
-            "phases": _phases(restore),
+            **_measured(evidence, source, restore),
             "older_step": back,
             "replayed_steps": None if back is None else at - back,
         },
@@ -418,23 +419,20 @@ def _noise(evidence: Evidence, pair: Pair) -> str | None:
     return None
 
 
-def _phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
-    """Seconds from start to the first step of the slowest rank; loads as far as the job shows
-    them.
+def _measured(
+    evidence: Evidence, source: LaunchRecord, restore: LaunchRecord
+) -> Mapping[str, JsonValue]:
+    """What the ledger counts with. A step is timed at the target topology where a run of the plain
+    loop was there: the control, or the source itself.
     """
-    started = {f.rank: f.t for f in record.of("started")}
-    loads = dict.fromkeys(record.ranks, 0)
-    for fact in record.of("load_end"):
-        loads[fact.rank] += fact.data["took_s"]
-    first = {f.rank: f.t for f in reversed(record.of("batch"))}
-    ready = [first[rank] - started[rank] for rank in first if rank in started]
-    if not ready:
-        return {}
-    load_s = max(loads.values(), default=0.0)
+    plan = evidence.plan
+    saved = local_step_of_save(source, evidence.checkpoint_suffix)
+    like = plan.source if plan.source.topology.same_layout(plan.restore.topology) else None
+    plain = plan.control or like
     return {
-        "read": round(load_s, 6),
-        "initialize": round(max(max(ready) - load_s, 0.0), 6),
-        "merged": ["read, deserialize and reshard happen in one load call"] if load_s else [],
+        "phases": timing.phases(restore),
+        "step_s": timing.step_s(evidence.record(plain.id) if plain else None),
+        "save": timing.save(source, saved, evidence.start_step),
     }
 
 

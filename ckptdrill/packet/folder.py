@@ -10,16 +10,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from ckptdrill import store
 from ckptdrill.errors import UserError
 from ckptdrill.model import JsonValue
-from ckptdrill.packet import html, machine, markdown
+from ckptdrill.packet import (
+    attestation,
+    compatibility,
+    html,
+    junit,
+    machine,
+    markdown,
+    metrics,
+)
 from ckptdrill.packet.view import BOUND, PacketView, StoredCell, build
 from ckptdrill.store import RunFolder
 
+# What the attestation names beside the list of checksums; every other file is in that list.
+_ATTESTED = ("matrix.yaml", "packet.json", store.SOURCE_MANIFEST_NAME, store.MANIFEST_NAME)
 
-def write(run: RunFolder) -> None:
-    """Derive index.html, packet.json and packet.md from the stored files, then the checksums.
+
+def write(run: RunFolder, key: Ed25519PrivateKey | None = None) -> None:
+    """Derive every file for people and for tools from the stored ones, then the checksums, then
+    the attestation over those, signed when there is a `key`.
 
     Raises UserError when run.json cannot be read or the folder cannot be written.
     """
@@ -27,7 +41,14 @@ def write(run: RunFolder) -> None:
     store.write_atomic(run.root / "packet.json", machine.render(view))
     store.write_atomic(run.root / "packet.md", markdown.render(view))
     store.write_atomic(run.root / "index.html", html.render(view))
+    store.write_atomic(run.root / "junit.xml", junit.render(view))
+    store.write_atomic(run.root / "metrics.prom", metrics.render(view))
+    store.write_atomic(run.root / store.COMPATIBILITY_NAME, compatibility.render(view))
     store.write_manifest(run.root)
+    there = [run.root / name for name in _ATTESTED if (run.root / name).is_file()]
+    digests = {path.name: store.sha256_of(path) for path in there}
+    store.write_atomic(run.root / store.ATTESTATION_NAME, attestation.render(view, digests, key))
+    store.write_seal(run.root)
 
 
 def read(run: RunFolder) -> PacketView:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptdrill.model import Cell, JsonValue, Topology, VerdictWord, to_json
-from ckptdrill.packet import documented
+from ckptdrill.packet import documented, text
 from ckptdrill.packet.view import CellView, CheckView, FactRef, PacketView, RunView
 
 PACKET_VERSION = 1
@@ -150,6 +150,7 @@ def _restore(view: CellView) -> dict[str, JsonValue] | None:
         "not_measured": list(view.phases.missing),
         "merged": list(view.phases.merged),
         "wall_s": view.phases.wall_s,
+        "step_s": step_s if text.is_number(step_s := view.numbers.get("step_s")) else None,
     }
 
 

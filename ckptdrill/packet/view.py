@@ -190,6 +190,7 @@ class CellView:
     cell: Cell | None = field(repr=False, default=None)
     documented: tuple[ClaimView, ...] = ()
     points: tuple[PointView, ...] = ()
+    numbers: Mapping[str, JsonValue] = field(repr=False, default_factory=dict)
 
     @property
     def severity(self) -> int:
@@ -544,6 +545,7 @@ def _cell(stored: StoredCell, stack: Stack | None) -> CellView:
         cell=cell,
         documented=documented.beside(stack, cell, verdict),
         points=tuple(_points(verdict)),
+        numbers=verdict.numbers,
     )
 
 

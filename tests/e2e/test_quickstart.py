@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,41 @@ def test_packet_verifies_with_and_without_ckptdrill(quickstart: Any, bench: Any)
     assert {"run.json", "matrix.yaml", "journal.jsonl", "index.html", "packet.json"} <= names
     assert f"cells/{FLIPPED}/verdict.json" in names
     assert "launches/source.two/rank0.jsonl" in names
+
+
+def test_launchers_are_told_what_is_verified(quickstart: Any, bench: Any) -> None:
+    def allowed(target: str) -> int:
+        route = ("--from", "two", "--to", target, "--packet", quickstart.root)
+        return int(bench.ckptdrill("allow", *route).code)
+
+    assert (allowed("four"), allowed("one"), allowed("three")) == (0, 0, 1)
+
+
+def test_the_gate_knows_what_ran_and_is_closed(quickstart: Any, bench: Any) -> None:
+    """The planned path holds a cell that is Unsupported, although the matrix expects it."""
+    checkpoint = bench.folder / "step-8"
+    _copy(quickstart.root / "work/source.two/out/step-8", checkpoint)
+    assert bench.ckptdrill("manifest", "write", checkpoint).code == 0
+    told = ("--checkpoint", checkpoint, "--python", sys.executable, "--json")
+    result = bench.ckptdrill("gate", quickstart.root, *told)
+    assert result.code == 1
+    standing = {each["name"]: each["standing"] for each in json.loads(result.out)}
+    assert standing.pop("image") == "not known"
+    assert {name for name, is_now in standing.items() if is_now != "held"} == {
+        "planned path",
+        "data cursor",
+        "durable fallback",
+        "approver",
+    }
+
+
+def test_the_ledger_has_all_that_was_measured(quickstart: Any, bench: Any) -> None:
+    found = json.loads(bench.ckptdrill("ledger", quickstart.root, "--json").out)["restores"]
+    by_cell = {each["cell"]: each for each in found}
+    for cell in PASSED:
+        assert set(by_cell[cell]["phases_s"]) == {"read", "initialize", "validate"}
+        assert by_cell[cell]["merged"] == ["read", "deserialize", "reshard"]
+        assert by_cell[cell]["step_s"] > 0
 
 
 def test_a_changed_fact_is_found(quickstart: Any, bench: Any) -> None:

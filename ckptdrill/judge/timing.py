@@ -1,0 +1,109 @@
+"""How long a restore, a step and a save took, out of the facts of one launch. Pure.
+
+Nothing here decides a verdict: these are the measured inputs of the ledger. A launch is as slow as
+its slowest rank. What the facts cannot tell apart is said to be merged, never split by a guess.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+
+from ckptdrill.model import Fact, JsonValue, LaunchRecord
+
+# What happens inside one call of each kind: nothing in the job divides it.
+_IN_ONE_CALL = {
+    "load": ("read", "deserialize", "reshard"),
+    "torch.load": ("read", "deserialize"),
+}
+# Between two optimizer steps of the plain loop there is nothing but these.
+_PLAIN_LOOP = frozenset({"batch", "stepped"})
+
+
+def phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
+    """Seconds of the phases of a restore, of the slowest rank; empty when no rank came to a batch.
+
+    `read` is the time inside load calls, `validate` that of the fingerprints of the restored state
+    (they are the drill's, no job pays them), `initialize` the rest from the start of the process to
+    its first batch. `merged` are the phases that one call does together; all of them are in `read`.
+    """
+    ranks = [found for facts in _by_rank(record).values() if (found := _of_rank(facts))]
+    if not ranks:
+        return {}
+    slowest = max(ranks, key=lambda found: sum(found.values()))
+    return {**slowest, "merged": _merged(record.of("load_end"))}
+
+
+def _by_rank(record: LaunchRecord) -> dict[int, list[Fact]]:
+    """The facts of each rank in file order, in one pass: there may be a thousand ranks."""
+    found: dict[int, list[Fact]] = {}
+    for fact in record.facts:
+        found.setdefault(fact.rank, []).append(fact)
+    return found
+
+
+def _of_rank(facts: list[Fact]) -> dict[str, float]:
+    started, batch = (next((f for f in facts if f.kind == k), None) for k in ("started", "batch"))
+    if started is None or batch is None:
+        return {}
+    load_s = _took_s(f for f in facts if f.kind == "load_end" and f.t <= batch.t)
+    sampled = [f for f in facts if f.kind == "state" and f.step == 0]
+    validate_s = _took_s(f for f in sampled if f.data.get("at") != "made")
+    idle_s = load_s + _took_s(sampled)
+    return {
+        "read": round(load_s, 6),
+        "initialize": round(max(batch.t - started.t - idle_s, 0.0), 6),
+        "validate": round(validate_s, 6),
+    }
+
+
+def _took_s(facts: Iterable[Fact]) -> float:
+    return sum((float(fact.data.get("took_s", 0.0)) for fact in facts), 0.0)
+
+
+def _merged(loads: tuple[Fact, ...]) -> list[JsonValue]:
+    together = {name for f in loads for name in _IN_ONE_CALL.get(str(f.data.get("call")), ())}
+    return [name for name in _IN_ONE_CALL["load"] if name in together]
+
+
+def step_s(record: LaunchRecord | None) -> float | None:
+    """Median seconds from one optimizer step to the next, of the slowest rank.
+
+    Only steps of the plain loop count: no save and no sampling of the observer between them. None
+    where there is no such pair.
+    """
+    if record is None:
+        return None
+    medians = [
+        statistics.median(found)
+        for facts in _by_rank(record).values()
+        if (found := list(_plain_steps(facts)))
+    ]
+    return round(max(medians), 6) if medians else None
+
+
+def _plain_steps(facts: list[Fact]) -> Iterator[float]:
+    at = [n for n, fact in enumerate(facts) if fact.kind == "stepped"]
+    for one, two in itertools.pairwise(at):
+        between = {fact.kind for fact in facts[one:two]}
+        if facts[two].step == facts[one].step + 1 and between <= _PLAIN_LOOP:
+            yield facts[two].t - facts[one].t
+
+
+def save(record: LaunchRecord, step: int | None, start_step: int) -> Mapping[str, JsonValue]:
+    """The save of the checkpoint under drill, at the source's own local `step`; empty if unseen.
+
+    `step` in the job's count, which began at `start_step`; `call`; `duration_s` of the slowest
+    rank; and `ended_s`, the time (seconds since 1970) when the last rank came back from it. An
+    asynchronous call comes back when it has staged.
+    """
+    ends = [fact for fact in record.of("save_end") if fact.step == step]
+    if not ends or step is None:
+        return {}
+    return {
+        "step": start_step + step,
+        "call": str(ends[-1].data.get("call")),
+        "duration_s": max(_took_s([fact]) for fact in ends),
+        "ended_s": max(fact.t for fact in ends),
+    }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptdrill.errors import UserError
 from ckptdrill.model import JsonValue
@@ -121,7 +121,8 @@ class Restored:
     """The measured restore of one cell, out of packet.json.
 
     `phases_s` has only what was measured; a phase in `merged` is part of `read`. `step_s` is None
-    where no plain step was timed at that topology.
+    where no plain step was timed at that topology. `tiers` maps `memory` and `after_loss` to their
+    recovery point (`step`, `steps_lost`) and time (`recovery_s`), where a drill measured them.
     """
 
     cell: str
@@ -130,6 +131,7 @@ class Restored:
     phases_s: Mapping[str, float]
     merged: tuple[str, ...]
     step_s: float | None
+    tiers: Mapping[str, JsonValue] = field(default_factory=dict)
 
     @property
     def restore_s(self) -> float:
@@ -166,6 +168,7 @@ def _restored(cell: Mapping[str, JsonValue]) -> Restored:
         phases_s={str(name): float(value) for name, value in restore["phases_s"].items()},
         merged=tuple(map(str, restore["merged"])),
         step_s=None if step_s is None else float(step_s),
+        tiers=restore.get("tiers") or {},
     )
 
 

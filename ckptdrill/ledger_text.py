@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ckptdrill.ledger import PHASES, Entry, Restored
+from ckptdrill.model import JsonValue
 
 
 def _gpu_h(value: float) -> str:
     return f"{value:,.1f} GPU-h" if value >= 1 else f"{value:.3g} GPU-h"
 
 
+_TIERS = {"memory": "memory tier intact", "after_loss": "memory tier lost, durable storage"}
 _ROWS: tuple[tuple[str, Callable[[Entry], str]], ...] = (
     ("lost steps", lambda bill: f"{bill.lost_steps:,}"),
     ("recovery point", lambda bill: f"{bill.recovery_point_s:,.6g} s of training"),
@@ -46,6 +48,18 @@ def show_restores(console: Console, found: Sequence[Restored]) -> None:
         "validate is the drill's own fingerprinting and is not in `restore`.",
         soft_wrap=True,
     )
+    for each in found:
+        for key, name in _TIERS.items():
+            if isinstance(each.tiers.get(key), Mapping):
+                line = f"{each.cell}: {name}: {_recovery(each.tiers[key])}"
+                console.print(Text(line), soft_wrap=True)
+
+
+def _recovery(told: Mapping[str, JsonValue]) -> str:
+    if told.get("recovery_s") is None or told.get("steps_lost") is None:
+        return "not recovered"
+    point = f"recovery point step {told['step']} ({told['steps_lost']} steps lost)"
+    return f"{point}, recovery time {told['recovery_s']:.3g} s"
 
 
 def show_bill(console: Console, bills: Sequence[Entry], origin: str) -> None:

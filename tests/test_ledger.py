@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from ckptdrill import cli
+from ckptdrill import cli, ledger_text
 from ckptdrill.errors import UserError
 from ckptdrill.ledger import Failure, Tier, bills, entry, restores, slowest
 
@@ -112,6 +113,18 @@ def test_every_phase_is_there_measured_merged_or_said_not_to_be() -> None:
         "in read",
         "not measured",
     ]
+
+
+def test_both_tiers_that_a_drill_measured_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    made = cell("a", read=1.0)
+    made["restore"]["tiers"] = {
+        "memory": {"step": 12, "steps_lost": 1, "recovery_s": 0.5},
+        "after_loss": {"step": None, "steps_lost": None, "recovery_s": None},
+    }
+    ledger_text.show_restores(Console(width=200), restores({"cells": [made]}))
+    said = capsys.readouterr().out
+    assert "a: memory tier intact: recovery point step 12 (1 steps lost), recovery time 0.5" in said
+    assert "a: memory tier lost, durable storage: not recovered" in said
 
 
 def test_the_planned_path_decides_what_is_slowest() -> None:

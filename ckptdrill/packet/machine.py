@@ -151,6 +151,7 @@ def _restore(view: CellView) -> dict[str, JsonValue] | None:
         "merged": list(view.phases.merged),
         "wall_s": view.phases.wall_s,
         "step_s": step_s if text.is_number(step_s := view.numbers.get("step_s")) else None,
+        "tiers": view.numbers.get("tiers"),
     }
 
 

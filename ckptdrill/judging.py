@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 
 from ckptdrill import claims, interrupt, journal, placeholders
 from ckptdrill.journal import Entry, StepState
-from ckptdrill.judge import generation, storage, table, tiers
+from ckptdrill.judge import interruptions, storage, table, tiers
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
@@ -135,14 +135,14 @@ class _Desk:
         """The verdict of a save that was interrupted; its undisturbed twin is judged first."""
         bare = replace(plan, claim=Claim.CONTINUES, replay=None)
 
-        def tried(launch: Launch) -> generation.Tried:
+        def tried(launch: Launch) -> interruptions.Tried:
             given = self._evidence(replace(bare, restore=launch), control_failed)
-            return generation.came_back(given)
+            return interruptions.came_back(given)
 
         found = _interruptions(self.run, self.matrix, plan, self._record, tried)
         why_not = self._skipped.get(step.id, "the replay has not run")
         twin = table.judge(self._evidence(bare, control_failed))
-        return generation.judge(plan, twin, found, why_not)
+        return interruptions.judge(plan, twin, found, why_not)
 
     def _evidence(self, plan: Plan, control_failed: str | None) -> Evidence:
         launches = [step for step in plan.steps if isinstance(step, Launch)]
@@ -180,8 +180,8 @@ def _interruptions(
     matrix: Matrix,
     plan: Plan,
     record_of: Callable[[str, int], LaunchRecord],
-    tried: Callable[[Launch], generation.Tried],
-) -> generation.Interruptions | None:
+    tried: Callable[[Launch], interruptions.Tried],
+) -> interruptions.Interruptions | None:
     """What the replay of a plan and the launches that it asked for left; None before it has run."""
     step = plan.replay
     if step is None or not run.replay(step.id).exists():
@@ -197,8 +197,8 @@ def _interruptions(
         facts = record_of(launch_id, step.recorded.topology.world_size)
         fired = next(iter(facts.of("fault_fired")), None)
         content = read_json(left) if left.exists() else None
-        confirmed.append(generation.Interrupted(point, launch_id, fired, content))
-    return generation.Interruptions(
+        confirmed.append(interruptions.Interrupted(point, launch_id, fired, content))
+    return interruptions.Interruptions(
         record,
         {
             state: tuple(

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckptdrill.judge import ending, generations
+from ckptdrill.judge import continued, ending
+from ckptdrill.judge.continued import concluded
 from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
-from ckptdrill.judge.generations import concluded
 from ckptdrill.model import (
     Check,
     Fact,
@@ -118,7 +118,7 @@ def _tried(evidence: Evidence, launch: Launch) -> Tried:
     if "no checkpoint" in skipped:
         nothing = concluded(evidence, Reason.NOT_RUN, skipped, "")
         return Tried(launch, saved, None, nothing, refused=True)
-    found = generations.continued(evidence, launch, [s for s in evidence.saves if s <= saved])
+    found = continued.continued(evidence, launch, [s for s in evidence.saves if s <= saved])
     return Tried(launch, saved, found.step, found.verdict, found.refused)
 
 
@@ -139,7 +139,7 @@ def _not_fired(case: _Case) -> Verdict | None:
 
 
 def _not_repeated(case: _Case) -> Verdict | None:
-    why = generations.not_repeated(case.evidence, case.stalled)
+    why = continued.not_repeated(case.evidence, case.stalled)
     if why is None:
         return None
     return concluded(case.evidence, Reason.NOISY_REFERENCE, why, _DETERMINISTIC)

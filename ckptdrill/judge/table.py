@@ -10,61 +10,24 @@ Pass. Every verdict names one reason, one item or file to blame, and the facts t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 
-from ckptdrill.judge import (
-    blame,
-    data,
-    ending,
-    inventory,
-    loss,
-    precision,
-    progress,
-    randomness,
-    surroundings,
-    timing,
-    updates,
-    versions,
-)
 from ckptdrill.judge import state as states
-from ckptdrill.judge.ending import End, Ending
+from ckptdrill.judge import surroundings, versions
+from ckptdrill.judge.case import OF_THE_BATCHES, Case, case_of
+from ckptdrill.judge.early import before_the_restore
+from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
-from ckptdrill.judge.trajectory import Pair, Trajectory, local_step_of_save, trajectory
 from ckptdrill.model import (
-    EPOCH_BOUNDARY,
     Check,
     Claim,
     DamageKind,
     Held,
     Item,
-    JsonValue,
-    LaunchRecord,
     Reason,
-    RngPolicy,
     Verdict,
     VerdictWord,
 )
-
-
-@dataclass(frozen=True)
-class _Case:
-    """Everything the rules look at."""
-
-    evidence: Evidence
-    source: LaunchRecord
-    restore: LaunchRecord
-    end: Ending
-    pair: Pair
-    checks: tuple[Check, ...]
-    batch_plan: str | None = None
-    fell_back_to: int | None = None
-    noisy: str | None = None
-    numbers: Mapping[str, JsonValue] = field(default_factory=dict)
-
-    def having(self, *statuses: Held) -> tuple[Check, ...]:
-        """The rows with one of these statuses, in the order of proof."""
-        return tuple(check for check in self.checks if check.status in statuses)
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -88,358 +51,18 @@ def safely(judging: Callable[[Evidence], Verdict], evidence: Evidence) -> Verdic
 
 
 def _judge(evidence: Evidence) -> Verdict:
-    early = _before_the_restore(evidence)
+    early = before_the_restore(evidence)
     if early is not None:
         return early
-    case = _case(evidence)
+    case = case_of(evidence)
     rules = _RULES[evidence.plan.claim]
     return next(verdict for rule in rules if (verdict := rule(case)) is not None)
-
-
-# ------------------------------------------------------------------ before there is a restore
-
-
-def _before_the_restore(evidence: Evidence) -> Verdict | None:
-    plan = evidence.plan
-    if not plan.cell.drilled:
-        return _undrilled(evidence)
-    source, restore = evidence.record(plan.source.id), evidence.record(plan.restore.id)
-    if source is None:
-        why = evidence.skipped.get(plan.source.id, "the source launch has not run")
-        return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
-    failed = _source_failure(evidence, source)
-    if failed:
-        return _early(evidence, Reason.SOURCE_FAILED, failed[0], failed[1])
-    if plan.damage is not None and evidence.damage is None:
-        why = evidence.skipped.get(plan.damage.id, "the damage step has not run")
-        return _early(evidence, Reason.FAULT_NOT_FIRED, why, "see journal.jsonl")
-    if restore is None:
-        why = evidence.skipped.get(plan.restore.id, "the restore launch has not run")
-        return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
-    if not restore.facts:
-        text = ending.ending(restore).text
-        return _early(
-            evidence,
-            Reason.HARNESS_ERROR,
-            f"the restore launch recorded nothing: {text}",
-            f"read launches/{plan.restore.id}/launcher.err",
-        )
-    if evidence.control_failed and plan.restore != plan.baseline and not _own_refusal(evidence):
-        return _early(
-            evidence,
-            Reason.CONTROL_FAILED,
-            f"the same-topology restore of this source does not hold: {evidence.control_failed}",
-            "mend the baseline cell first; nothing can be said of this one before",
-        )
-    return None
-
-
-def _undrilled(evidence: Evidence) -> Verdict:
-    """Only a document that rules the change out can decide a cell that nobody drills."""
-    if not evidence.exclusions:
-        why = "no drill was asked for (run: false), and no pinned document rules this change out"
-        return _early(evidence, Reason.NOT_RUN, why, "take `run: false` out of the matrix")
-    return Verdict(
-        cell_id=evidence.plan.cell.id,
-        claim=evidence.plan.claim,
-        word=VerdictWord.UNSUPPORTED,
-        reason=Reason.DOCUMENTED_LIMIT,
-        explanation=evidence.exclusions[0],
-        next_move="take `run: false` out of the matrix to see what really happens",
-    )
-
-
-def _own_refusal(evidence: Evidence) -> bool:
-    """The stack refused this target, and did not refuse the same checkpoint at the source's own
-    topology: that stands, whatever else is wrong with the restore there.
-    """
-    baseline = evidence.record(evidence.plan.baseline.id)
-    return (
-        evidence.plan.claim is Claim.CONTINUES
-        and ending.ending(evidence.records[evidence.plan.restore.id]).how is End.REFUSED
-        and baseline is not None
-        and ending.ending(baseline).how is End.TRAINED
-    )
-
-
-def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
-    """Why the source run gives no checkpoint and reference, and the next move."""
-    folder = f"launches/{evidence.plan.source.id}"
-    end = ending.ending(source)
-    if end.how is not End.TRAINED:
-        return (
-            f"the source run failed: {end.text}",
-            f"read {folder}/rank0.err and {folder}/launcher.err",
-        )
-    if not source.of("stepped"):
-        return (
-            "the source run ended without one training step (an optimizer step after a backward)",
-            "check job.args: does the script train under torchrun with these?",
-        )
-    wanted = evidence.plan.damage or evidence.plan.restore
-    lost = evidence.skipped.get(wanted.id, "")
-    if "no checkpoint" in lost:
-        return (
-            f"the source run saved nothing where the matrix says: {lost}",
-            "check job.checkpoint and job.saves against what the script writes",
-        )
-    return None
-
-
-def _early(evidence: Evidence, reason: Reason, explanation: str, next_move: str) -> Verdict:
-    return Verdict(
-        cell_id=evidence.plan.cell.id,
-        claim=evidence.plan.claim,
-        word=VerdictWord.UNPROVEN,
-        reason=reason,
-        explanation=explanation,
-        next_move=next_move,
-    )
-
-
-# ------------------------------------------------------------------ the case
-
-
-def _case(evidence: Evidence) -> _Case:
-    plan = evidence.plan
-    source, restore = evidence.records[plan.source.id], evidence.records[plan.restore.id]
-    saved_at = local_step_of_save(source, evidence.checkpoint_suffix)
-    at = evidence.start_step + saved_at if saved_at is not None else evidence.restore_step
-    reference = trajectory(source, evidence.start_step)
-    pair = Pair(reference, trajectory(restore, at), at, evidence.window)
-    end = ending.ending(restore)
-    older = [evidence.start_step + f.step for f in source.of("save_begin")]
-    if plan.damage is not None and evidence.start_step == 0:
-        older.append(0)  # what a job trains from that finds no checkpoint
-    back = states.matching_step(
-        pair.restored, reference, at, sorted({s for s in older if s < at}, reverse=True)
-    )
-    if back is not None and plan.claim is Claim.DETECTS_DAMAGE:
-        pair = Pair(reference, trajectory(restore, back), back, evidence.window)
-    noisy = _noise(evidence, pair)
-    checks = tuple(
-        _scoped(blame.explained(check, pair), evidence) for check in _checks(evidence, pair, noisy)
-    )
-    checks = _by_another_argument(_consequences(checks), evidence.resume_only)
-    if plan.damage is not None:
-        noticed = _framework(evidence.damage or {}, end, back, checks)
-        checks = (*checks, surroundings.damage(evidence.damage, noticed))
-    control = _control(evidence)
-    plan_differs = (
-        data.same_as_control(
-            pair,
-            control,
-            plan.source.topology,
-            plan.restore.topology,
-            evidence.tolerance.loss or evidence.tolerance.noise,
-        )
-        if control
-        else None
-    )
-    return _Case(
-        evidence,
-        source,
-        restore,
-        end,
-        pair,
-        checks,
-        plan_differs,
-        back,
-        noisy,
-        {
-            **_measured(evidence, source, restore),
-            "older_step": back,
-            "replayed_steps": None if back is None else at - back,
-        },
-    )
-
-
-def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, ...]:
-    plan = evidence.plan
-    sampled, control = states.sampled(pair), _control(evidence)
-    unmeasured = _unmeasured(evidence, pair)
-    same_size = plan.source.topology.world_size == plan.restore.topology.world_size
-    repeats = [
-        trajectory(r, evidence.start_step)
-        for launch in plan.repeats
-        if (r := evidence.record(launch.id)) is not None
-    ]
-    order = data.order(
-        pair,
-        plan.source.topology,
-        plan.restore.topology,
-        control,
-        epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
-    )
-    return (
-        states.keys(sampled),
-        progress.step(pair),
-        states.weights(sampled),
-        states.buffers(sampled),
-        states.moments(sampled),
-        states.hyperparameters(sampled),
-        progress.schedule(pair, sampled),
-        precision.row(pair, sampled),
-        order,
-        randomness.random_state(pair, evidence.policy, same_world_size=same_size),
-        surroundings.configuration(
-            pair,
-            evidence.policy,
-            same_environment=plan.source.environment == plan.restore.environment,
-            resume_only=evidence.resume_only,
-        ),
-        surroundings.topology(pair, plan),
-        inventory.next_save(
-            pair,
-            repeats,
-            control,
-            safety=evidence.tolerance.safety,
-            random_continues=same_size
-            or evidence.policy.rng_other_world_size is RngPolicy.CONTINUED,
-            data_holds=order.status is Held.HELD,
-        ),
-        updates.first(
-            pair,
-            repeats,
-            control,
-            safety=evidence.tolerance.safety,
-            noisy=noisy,
-            unmeasured=unmeasured,
-        ),
-        loss.window(
-            pair,
-            repeats,
-            control,
-            evidence.tolerance,
-            noisy,
-            unmeasured,
-        ),
-    )
-
-
-def _framework(
-    record: Mapping[str, JsonValue], end: Ending, back: int | None, checks: Sequence[Check]
-) -> str:
-    """What the stack and the job made of a damage by themselves, in words."""
-    if record.get("selected_step") is not None:
-        return "the guard verified before the load, so the framework never saw it"
-    if end.how is not End.TRAINED:
-        return _ENDED_ON_DAMAGE[end.how]
-    if back is not None:
-        return f"the job went back to step {back}" if back else "the job began again at step 0"
-    if any(check.status is Held.BROKEN for check in checks):
-        return "the framework loaded it without a word"
-    if record.get("kind") == DamageKind.POINTER:
-        return "the job was not misled"
-    return "the job trained as if nothing had happened"
-
-
-def _scoped(check: Check, evidence: Evidence) -> Check:
-    """An item the owner declared out of scope is shown as such, with the owner's words."""
-    why = evidence.policy.out_of_scope.get(check.item.value)
-    if why is None or check.status is Held.HELD:
-        return check
-    return Check(
-        check.item,
-        Held.OUT_OF_SCOPE,
-        f"declared out of scope: {why} (found: {check.summary})",
-        facts=check.facts,
-        numbers={**check.numbers, "declared_broken": check.status is Held.BROKEN},
-    )
-
-
-def _consequences(checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """A declared difference makes the updates, the loss and the next save others, too."""
-    declared = [c for c in checks if c.status is Held.OUT_OF_SCOPE and c.item in _RESTORED]
-    changed = [c for c in declared if c.numbers.get("declared_broken")]
-    if not changed:
-        return checks
-    why = f"follows from what is declared out of scope: {changed[0].item.value}"
-    return tuple(
-        replace(c, status=Held.OUT_OF_SCOPE, summary=f"{why} (found: {c.summary})")
-        if c.status is Held.BROKEN and c.item in _OF_THE_UPDATES
-        else c
-        for c in checks
-    )
-
-
-def _by_another_argument(
-    checks: tuple[Check, ...], resume_only: Sequence[str]
-) -> tuple[Check, ...]:
-    """State that was restored, updates that are others, and an argument that only the resumed run
-    has: the argument is to blame, and not what follows from it.
-    """
-    broken = {check.item for check in checks if check.status is Held.BROKEN}
-    if not resume_only or not broken or not broken <= _OF_THE_UPDATES:
-        return checks
-    why = f"the state is restored, but only the resumed run is given `{resume_only[0]}`"
-    return tuple(
-        replace(check, status=Held.BROKEN, summary=why)
-        if check.item is Item.CONFIGURATION and check.status is Held.HELD
-        else check
-        for check in checks
-    )
-
-
-def _control(evidence: Evidence) -> Trajectory | None:
-    """The uninterrupted run at the target topology, if the plan has one and it trained."""
-    launch = evidence.plan.control
-    record = evidence.record(launch.id) if launch else None
-    return trajectory(record, evidence.start_step) if record else None
-
-
-def _unmeasured(evidence: Evidence, pair: Pair) -> str | None:
-    """Which repeat or control was planned and did not record every compared step, in words."""
-    planned = (*evidence.plan.repeats, *((evidence.plan.control,) if evidence.plan.control else ()))
-    for launch in planned:
-        record = evidence.record(launch.id)
-        if record is None:
-            return evidence.skipped.get(launch.id, f"{launch.id} has not run")
-        run = trajectory(record, evidence.start_step)
-        lost = run.lost(run.stepped, pair.compared)
-        if lost:
-            return lost
-    return None
-
-
-def _noise(evidence: Evidence, pair: Pair) -> str | None:
-    """Why the source does not repeat itself beyond round-off, if a repeat shows that."""
-    for launch in evidence.plan.repeats:
-        record = evidence.record(launch.id)
-        if record is None:
-            continue
-        repeat = trajectory(record, evidence.start_step)
-        steps = [s for s in pair.compared if s <= repeat.last_step]
-        worst = loss.largest_deviation(pair.reference, repeat, steps)
-        if worst > evidence.tolerance.noise:
-            return (
-                f"two runs of the source differ by {worst:.2g} in loss, more than tolerance.noise "
-                f"({evidence.tolerance.noise:g})"
-            )
-    return None
-
-
-def _measured(
-    evidence: Evidence, source: LaunchRecord, restore: LaunchRecord
-) -> Mapping[str, JsonValue]:
-    """What the ledger counts with. A step is timed at the target topology where a run of the plain
-    loop was there: the control, or the source itself.
-    """
-    plan = evidence.plan
-    saved = local_step_of_save(source, evidence.checkpoint_suffix)
-    like = plan.source if plan.source.topology.same_layout(plan.restore.topology) else None
-    plain = plan.control or like
-    return {
-        "phases": timing.phases(restore),
-        "step_s": timing.step_s(evidence.record(plain.id) if plain else None),
-        "save": timing.save(source, saved, evidence.start_step),
-    }
 
 
 # ------------------------------------------------------------------ rules, in order
 
 
-def _fault_not_fired(case: _Case) -> Verdict | None:
+def _fault_not_fired(case: Case) -> Verdict | None:
     check = next(c for c in case.checks if c.item is Item.DAMAGE)
     if check.status is Held.HELD:
         return None
@@ -453,11 +76,11 @@ def _fault_not_fired(case: _Case) -> Verdict | None:
     )
 
 
-def _across_environments(case: _Case) -> bool:
+def _across_environments(case: Case) -> bool:
     return case.evidence.plan.source.environment != case.evidence.plan.restore.environment
 
 
-def _not_skewed(case: _Case) -> Verdict | None:
+def _not_skewed(case: Case) -> Verdict | None:
     """Another environment in which the job imports the same versions is no other version."""
     if not _across_environments(case) or versions.skew(case.source, case.restore).differing:
         return None
@@ -471,7 +94,7 @@ def _not_skewed(case: _Case) -> Verdict | None:
     )
 
 
-def _hung(case: _Case) -> Verdict | None:
+def _hung(case: Case) -> Verdict | None:
     stacks = f"read launches/{case.restore.launch_id}/rank*.stacks"
     if case.end.how is End.HUNG_IN_RESTORE:
         return _verdict(
@@ -494,7 +117,7 @@ def _hung(case: _Case) -> Verdict | None:
     return None
 
 
-def _refused(case: _Case) -> Verdict | None:
+def _refused(case: Case) -> Verdict | None:
     if case.end.how is not End.REFUSED:
         return None
     return _verdict(
@@ -507,7 +130,7 @@ def _refused(case: _Case) -> Verdict | None:
     )
 
 
-def _damage_refused(case: _Case) -> Verdict | None:
+def _damage_refused(case: Case) -> Verdict | None:
     """An exception before the first step: the undamaged restore of this source raises none."""
     if not _stopped_before_training(case):
         return None
@@ -522,7 +145,7 @@ def _damage_refused(case: _Case) -> Verdict | None:
     )
 
 
-def _crashed(case: _Case) -> Verdict | None:
+def _crashed(case: Case) -> Verdict | None:
     if case.end.how not in (End.CRASHED, End.DIED):
         return None
     return _verdict(
@@ -535,7 +158,7 @@ def _crashed(case: _Case) -> Verdict | None:
     )
 
 
-def _from_scratch(case: _Case) -> Verdict | None:
+def _from_scratch(case: Case) -> Verdict | None:
     """No checkpoint was restored, no error was raised, and the training begins again."""
     step = next(c for c in case.checks if c.item is Item.STEP)
     restarted = case.fell_back_to == 0 or (
@@ -555,7 +178,7 @@ def _from_scratch(case: _Case) -> Verdict | None:
     )
 
 
-def _fell_back(case: _Case) -> Verdict | None:
+def _fell_back(case: Case) -> Verdict | None:
     """Under a damage claim a whole older generation, with its full continuity, is the good
     outcome.
     """
@@ -576,12 +199,12 @@ def _fell_back(case: _Case) -> Verdict | None:
     )
 
 
-def _batch_plan(case: _Case) -> Verdict | None:
+def _batch_plan(case: Case) -> Verdict | None:
     """State and schedule hold, and data and loss differ exactly as the topology
     alone makes them.
     """
     broken = {check.item for check in case.having(Held.BROKEN)}
-    if case.batch_plan is None or not broken <= _OF_THE_BATCHES:
+    if case.batch_plan is None or not broken <= OF_THE_BATCHES:
         return None
     check = next(c for c in case.checks if c.item is Item.DATA)
     return _verdict(
@@ -596,7 +219,7 @@ def _batch_plan(case: _Case) -> Verdict | None:
     )
 
 
-def _diverged(case: _Case) -> Verdict | None:
+def _diverged(case: Case) -> Verdict | None:
     broken = case.having(Held.BROKEN)
     if not broken:
         return None
@@ -614,7 +237,7 @@ def _diverged(case: _Case) -> Verdict | None:
     )
 
 
-def _damage_diverged(case: _Case) -> Verdict | None:
+def _damage_diverged(case: Case) -> Verdict | None:
     broken = case.having(Held.BROKEN)
     if not broken:
         return None
@@ -630,7 +253,7 @@ def _damage_diverged(case: _Case) -> Verdict | None:
     )
 
 
-def _pointer_unheeded(case: _Case) -> Verdict | None:
+def _pointer_unheeded(case: Case) -> Verdict | None:
     """A job that is not misled has restored the newest whole checkpoint, lie or no lie."""
     if (case.evidence.damage or {}).get("kind") != DamageKind.POINTER:
         return None
@@ -645,7 +268,7 @@ def _pointer_unheeded(case: _Case) -> Verdict | None:
     )
 
 
-def _damage_unseen(case: _Case) -> Verdict:
+def _damage_unseen(case: Case) -> Verdict:
     return _verdict(
         case,
         VerdictWord.UNPROVEN,
@@ -656,7 +279,7 @@ def _damage_unseen(case: _Case) -> Verdict:
     )
 
 
-def _incomplete(case: _Case) -> Verdict | None:
+def _incomplete(case: Case) -> Verdict | None:
     failures = surroundings.observer_failures((case.source, case.restore))
     if failures:
         return _verdict(
@@ -689,7 +312,7 @@ def _incomplete(case: _Case) -> Verdict | None:
     return _open(case, open_rows) if open_rows else None
 
 
-def _open(case: _Case, rows: Sequence[Check]) -> Verdict:
+def _open(case: Case, rows: Sequence[Check]) -> Verdict:
     """An item that was not observed or not exercised makes a Pass impossible."""
     first = min(rows, key=lambda c: (c.status is Held.NOT_EXERCISED, list(Item).index(c.item)))
     noisy = case.noisy and first.item in {Item.UPDATES, Item.LOSS}
@@ -712,7 +335,7 @@ def _open(case: _Case, rows: Sequence[Check]) -> Verdict:
     )
 
 
-def _held(case: _Case) -> Verdict:
+def _held(case: Case) -> Verdict:
     steps = len(case.pair.compared)
     topologies = (
         case.evidence.plan.source.topology.short,
@@ -729,7 +352,7 @@ def _held(case: _Case) -> Verdict:
     )
 
 
-def _failed_closed(case: _Case) -> Verdict | None:
+def _failed_closed(case: Case) -> Verdict | None:
     """An exception before the first step is what a changed job owes its owner."""
     if not _stopped_before_training(case):
         return None
@@ -743,7 +366,7 @@ def _failed_closed(case: _Case) -> Verdict | None:
     )
 
 
-def _went_on(case: _Case) -> Verdict:
+def _went_on(case: Case) -> Verdict:
     changed = " ".join(case.evidence.plan.restore.extra_args)
     broken = case.having(Held.BROKEN)
     first = broken[0] if broken else None
@@ -786,18 +409,6 @@ _RULES = {
     ),
 }
 
-_ENDED_ON_DAMAGE = {
-    End.REFUSED: "the framework noticed and refused it",
-    End.CRASHED: "the job stopped on it",
-    End.HUNG_IN_RESTORE: "the restore hung on it",
-    End.TIMED_OUT: "the job did not come to its end",
-    End.DIED: "the job died on it",
-}
-
-_RESTORED = {Item.WEIGHTS, Item.BUFFERS, Item.MOMENTS, Item.HYPERPARAMETERS, Item.SCHEDULER}
-# What other updates make different, and what other batches do, although everything was restored.
-_OF_THE_UPDATES = {Item.INVENTORY, Item.UPDATES, Item.LOSS}
-_OF_THE_BATCHES = {Item.DATA, *_OF_THE_UPDATES}
 
 _DIVERGED_MOVES = {
     Item.STEP: "compare what the script stores as its step with where its loop starts",
@@ -813,7 +424,7 @@ _DIVERGED_MOVES = {
 }
 
 
-def _to_blame(case: _Case, broken: Sequence[Check]) -> Check:
+def _to_blame(case: Case, broken: Sequence[Check]) -> Check:
     """The first broken row in the order of proof, except that an LR whose schedule is intact is
     the group's.
     """
@@ -833,22 +444,22 @@ def _to_blame(case: _Case, broken: Sequence[Check]) -> Check:
     return first
 
 
-def _stopped_before_training(case: _Case) -> bool:
+def _stopped_before_training(case: Case) -> bool:
     stopped = case.end.how is End.CRASHED and not case.restore.of("stepped")
     return case.end.how is End.REFUSED or stopped
 
 
-def _told(case: _Case) -> str:
+def _told(case: Case) -> str:
     """The row of the damage: what was done, and who noticed."""
     return next(check.summary for check in case.checks if check.item is Item.DAMAGE)
 
 
-def _damaged_file(case: _Case) -> str:
+def _damaged_file(case: Case) -> str:
     return str((case.evidence.damage or {}).get("file", "the checkpoint"))
 
 
 def _verdict(
-    case: _Case,
+    case: Case,
     word: VerdictWord,
     reason: Reason,
     explanation: str,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckptdrill.judge import generations
+from ckptdrill.judge import continued
+from ckptdrill.judge.continued import Continued, concluded
 from ckptdrill.judge.evidence import Evidence
-from ckptdrill.judge.generations import Continued, concluded
 from ckptdrill.model import (
     Check,
     Held,
@@ -66,8 +66,8 @@ def judge(evidence: Evidence) -> Verdict:
     case = _Case(
         evidence=evidence,
         record=record,
-        intact=generations.continued(evidence, plan.intact, steps),
-        lost=generations.continued(evidence, plan.restore, {*steps, evidence.start_step}),
+        intact=continued.continued(evidence, plan.intact, steps),
+        lost=continued.continued(evidence, plan.restore, {*steps, evidence.start_step}),
         failed_at=_failed_at(evidence),
         durable=plan.intact.restores.step,
     )
@@ -94,7 +94,7 @@ def _failed_at(evidence: Evidence) -> int:
 def _not_repeated(case: _Case) -> Verdict | None:
     for launch in case.evidence.plan.failing:
         record = case.evidence.record(launch.id)
-        why = record and generations.not_repeated(case.evidence, record)
+        why = record and continued.not_repeated(case.evidence, record)
         if why:
             return concluded(case.evidence, Reason.NOISY_REFERENCE, why, _DETERMINISTIC)
     return None

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ckptdrill.judge import generation
-from ckptdrill.judge.generation import Interrupted, Interruptions, Kept, Tried, came_back
+from ckptdrill.judge import interruptions
+from ckptdrill.judge.interruptions import Interrupted, Interruptions, Kept, Tried, came_back
 from ckptdrill.model import (
     Claim,
     Fact,
@@ -75,7 +75,7 @@ def real(at: dict[str, Any], *, fires: bool = True, **left: Any) -> Interrupted:
 
 
 def verdict(what: Interruptions | None) -> Verdict:
-    return generation.judge(plan(), healthy().verdict(), what, "the replay has not run")
+    return interruptions.judge(plan(), healthy().verdict(), what, "the replay has not run")
 
 
 NEWEST = (tried(Kept.NEWEST, RESTORE_STEP),)
@@ -248,7 +248,7 @@ def test_a_torn_file_is_named_where_its_point_is_shown() -> None:
 
 def test_the_undisturbed_save_must_hold_first() -> None:
     twin = healthy().refused(0).verdict()
-    judged = generation.judge(plan(), twin, found(NEWEST), "")
+    judged = interruptions.judge(plan(), twin, found(NEWEST), "")
     assert judged.claim is Claim.KEEPS_A_GENERATION
     assert judged.word is not VerdictWord.PASS
     assert "the undisturbed save already" in judged.explanation

@@ -1,0 +1,117 @@
+"""What can be said of a cell before its restored run is looked at.
+
+In this order: nobody was to run it, its source failed, its fault never happened, its restore did
+not run or recorded nothing, its control does not hold. None means that there is a run to judge.
+"""
+
+from __future__ import annotations
+
+from ckptdrill.judge import ending
+from ckptdrill.judge.ending import End
+from ckptdrill.judge.evidence import Evidence
+from ckptdrill.model import (
+    Claim,
+    LaunchRecord,
+    Reason,
+    Verdict,
+    VerdictWord,
+)
+
+
+def before_the_restore(evidence: Evidence) -> Verdict | None:
+    """The first of these that is true, as a verdict."""
+    plan = evidence.plan
+    if not plan.cell.drilled:
+        return _undrilled(evidence)
+    source, restore = evidence.record(plan.source.id), evidence.record(plan.restore.id)
+    if source is None:
+        why = evidence.skipped.get(plan.source.id, "the source launch has not run")
+        return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
+    failed = _source_failure(evidence, source)
+    if failed:
+        return _early(evidence, Reason.SOURCE_FAILED, failed[0], failed[1])
+    if plan.damage is not None and evidence.damage is None:
+        why = evidence.skipped.get(plan.damage.id, "the damage step has not run")
+        return _early(evidence, Reason.FAULT_NOT_FIRED, why, "see journal.jsonl")
+    if restore is None:
+        why = evidence.skipped.get(plan.restore.id, "the restore launch has not run")
+        return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
+    if not restore.facts:
+        text = ending.ending(restore).text
+        return _early(
+            evidence,
+            Reason.HARNESS_ERROR,
+            f"the restore launch recorded nothing: {text}",
+            f"read launches/{plan.restore.id}/launcher.err",
+        )
+    if evidence.control_failed and plan.restore != plan.baseline and not _own_refusal(evidence):
+        return _early(
+            evidence,
+            Reason.CONTROL_FAILED,
+            f"the same-topology restore of this source does not hold: {evidence.control_failed}",
+            "mend the baseline cell first; nothing can be said of this one before",
+        )
+    return None
+
+
+def _undrilled(evidence: Evidence) -> Verdict:
+    """Only a document that rules the change out can decide a cell that nobody drills."""
+    if not evidence.exclusions:
+        why = "no drill was asked for (run: false), and no pinned document rules this change out"
+        return _early(evidence, Reason.NOT_RUN, why, "take `run: false` out of the matrix")
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNSUPPORTED,
+        reason=Reason.DOCUMENTED_LIMIT,
+        explanation=evidence.exclusions[0],
+        next_move="take `run: false` out of the matrix to see what really happens",
+    )
+
+
+def _own_refusal(evidence: Evidence) -> bool:
+    """The stack refused this target, and did not refuse the same checkpoint at the source's own
+    topology: that stands, whatever else is wrong with the restore there.
+    """
+    baseline = evidence.record(evidence.plan.baseline.id)
+    return (
+        evidence.plan.claim is Claim.CONTINUES
+        and ending.ending(evidence.records[evidence.plan.restore.id]).how is End.REFUSED
+        and baseline is not None
+        and ending.ending(baseline).how is End.TRAINED
+    )
+
+
+def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
+    """Why the source run gives no checkpoint and reference, and the next move."""
+    folder = f"launches/{evidence.plan.source.id}"
+    end = ending.ending(source)
+    if end.how is not End.TRAINED:
+        return (
+            f"the source run failed: {end.text}",
+            f"read {folder}/rank0.err and {folder}/launcher.err",
+        )
+    if not source.of("stepped"):
+        return (
+            "the source run ended without one training step (an optimizer step after a backward)",
+            "check job.args: does the script train under torchrun with these?",
+        )
+    wanted = evidence.plan.damage or evidence.plan.restore
+    lost = evidence.skipped.get(wanted.id, "")
+    if "no checkpoint" in lost:
+        return (
+            f"the source run saved nothing where the matrix says: {lost}",
+            "check job.checkpoint and job.saves against what the script writes",
+        )
+    return None
+
+
+def _early(evidence: Evidence, reason: Reason, explanation: str, next_move: str) -> Verdict:
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNPROVEN,
+        reason=reason,
+        explanation=explanation,
+        next_move=next_move,
+    )

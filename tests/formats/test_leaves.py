@@ -48,4 +48,4 @@ def test_references_without_end_are_given_up_in_time() -> None:
         b"](" + b"K\x01" * 200_000 + b"eq\0" + b"](" + b"ctorch\nSize\nh\0\x85R" * 50_000 + b"e."
     )
     leaves.below(pickles.load(calls, "here"))
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 20  # unbounded, they would take hours

@@ -230,7 +230,7 @@ def verify(packet: RunPath, public_key: PublicKey = None) -> None:
         _OF_GATE,
         "ckptdrill gate runs/nightly/latest --checkpoint /ckpt/step_12000 \\",
         "  --python /new/bin/python --image-digest sha256:… \\",
-        "  --approver 'R. Example' --sign-key approver.pem",
+        "  --approver 'your name' --sign-key approver.pem",
         "ckptdrill gate runs/nightly/latest … --public-key approver.pub.pem",
     ),
 )

@@ -100,7 +100,7 @@ class Case:
         packet.write(run)
         self._write_checkpoint()
         if self.approved:
-            gate.approval.record(self.root, "R. Example", "2026-03-02T05:00:00Z", (), KEY)
+            gate.approval.record(self.root, "a release manager", "2026-03-02T05:00:00Z", (), KEY)
         if self.after:
             self.after(self)
 

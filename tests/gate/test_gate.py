@@ -198,7 +198,7 @@ def test_an_approval_is_recorded_only_when_all_else_is_held(
     case.cells = [passed()]
     case.write()
     inputs = case.inputs(monkeypatch)
-    found = gate.approve(case.root, inputs, ("R. Example", "2026-03-02T05:00:00Z"), KEY)
+    found = gate.approve(case.root, inputs, ("a release manager", "2026-03-02T05:00:00Z"), KEY)
     assert open_ones(found) == {"durable fallback": NOT_HELD, "approver": NOT_HELD}
     assert not (case.root / store.APPROVAL_NAME).exists()
 
@@ -209,12 +209,12 @@ def test_an_approval_holds_later_for_whoever_knows_the_key(
     case.approved = False
     case.options = {"trusted": None}
     case.write()
-    found = gate.approve(case.root, case.inputs(monkeypatch), ("R. Example", "now"), KEY)
+    found = gate.approve(case.root, case.inputs(monkeypatch), ("a release manager", "now"), KEY)
     assert open_ones(found) == {}
     case.options = {"trusted": PUBLIC}
     later = conditions(case.inputs(monkeypatch))
     assert open_ones(later) == {}
-    assert "R. Example" in later[-1].found
+    assert "a release manager" in later[-1].found
 
 
 def test_an_approval_of_another_state_of_the_packet_does_not_count(
@@ -289,7 +289,7 @@ def test_the_command_approves_and_knows_it_later(case: Case, tmp_path: Path) -> 
         done = CliRunner().invoke(cli.app, [verb, *more])
         return done.exit_code, done.output.splitlines()[-1]
 
-    approve = ("--approver", "R. Example", "--sign-key", str(private))
+    approve = ("--approver", "a release manager", "--sign-key", str(private))
     assert says("gate", *run, *approve) == (0, "approved: all 15 conditions are held")
     assert says("gate", *run, "--public-key", str(public))[0] == 0
     assert says("gate", *run)[0] == ExitCode.UNPROVEN
@@ -300,7 +300,7 @@ def test_the_command_approves_and_knows_it_later(case: Case, tmp_path: Path) -> 
 
 def test_an_approver_needs_a_key(case: Case) -> None:
     case.write()
-    done = CliRunner().invoke(cli.app, ["gate", str(case.root), "--approver", "R. Example"])
+    done = CliRunner().invoke(cli.app, ["gate", str(case.root), "--approver", "a release manager"])
     assert isinstance(done.exception, UserError)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from ckptdrill.model import (
 )
 from ckptdrill.store import RunFolder, read_json, read_launch, write_json
 
+_RESUMING = re.compile(r"resum|restart|restor|continue|load|ckpt|checkpoint", re.IGNORECASE)
 # A baseline that is only incomplete says nothing against its neighbours: they have the same gap.
 _OWN_MATTER = {Reason.EVIDENCE_MISSING, Reason.NOT_EXERCISED, Reason.NOISY_REFERENCE}
 # Fact files that take as long to judge as a process takes to start.
@@ -304,15 +306,16 @@ def _suffix(matrix: Matrix, plan: Plan) -> str:
 def _resume_only(job: Job) -> tuple[str, ...]:
     """The arguments that only a resumed run is given, an option together with its value.
 
-    Those with a placeholder tell where the checkpoint is, which no uninterrupted run needs.
+    Those with a placeholder tell where the checkpoint is, and those that speak of resuming turn it
+    on: no uninterrupted run needs either.
     """
     options: list[list[str]] = []
     for argument in job.resume_args:
         if argument.startswith("-") or not options:
             options.append([])
         options[-1].append(argument)
-    told = [option for option in options if not any(placeholders.used(word) for word in option)]
-    return tuple(" ".join(option) for option in told)
+    texts = [" ".join(option) for option in options]
+    return tuple(t for t in texts if not placeholders.used(t) and not _RESUMING.search(t))
 
 
 def _why(entry: Entry) -> str:

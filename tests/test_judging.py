@@ -242,7 +242,7 @@ def test_a_baseline_that_crashed_is_no_control(tmp_path: Path) -> None:
 
 
 def test_arguments_that_only_a_resumed_run_gets_are_known_to_the_judge(tmp_path: Path) -> None:
-    resume_args = ("--resume", "{resume}", "--dropout", "0.3", "--strict", "--from={resume}")
+    resume_args = ("--auto-resume", "--dropout", "0.3", "--strict", "--from={resume}")
     run, plans = on_disk(tmp_path, BASELINE)
     verdict = judge_run(run, matrix(resume_args), plans)[0]
     row = next(check for check in verdict.checks if check.item is Item.CONFIGURATION)

@@ -226,11 +226,12 @@ def _enough_space(needed_bytes: int, destination: Path) -> None:
     free_bytes = shutil.disk_usage(destination.parent).free
     if needed_bytes > free_bytes:
         needed_mb, free_mb = needed_bytes / 1e6, free_bytes / 1e6
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(destination.parent))
         raise UserError(
             f"a private copy needs {needed_mb:,.1f} MB, {free_mb:,.1f} MB are free",
             where=str(destination.parent),
             hint="free some space, or put --runs on a file system that can clone files",
-        )
+        ) from full
 
 
 def _like(target: Path, status: os.stat_result) -> None:

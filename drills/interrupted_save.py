@@ -11,6 +11,7 @@ The undisturbed recording, restored, is the twin.
 
 from dataclasses import replace
 
+from ckptdrill.errors import UserError
 from ckptdrill.model import Cell, Checkpoint, Claim, FaultKind, Launch, Plan, Replay, Role
 from ckptdrill.plan import SharedLaunches
 
@@ -29,6 +30,12 @@ _KINDS = {
 
 def plan(cell: Cell, shared: SharedLaunches) -> Plan:
     """Two recordings of the save, the replay that plans all else, and the undisturbed restore."""
+    confirm = int(cell.parameters.get("confirm", 3))
+    if confirm < 1:
+        raise UserError(
+            "confirm must be 1 or more: what is worked out proves nothing by itself",
+            where=f"cell {cell.id}",
+        )
     whole = shared.continues(cell)
     existing = cell.parameters.get("over") == "existing"
     older = Checkpoint(whole.source.id, shared.older_save(cell)) if existing else None
@@ -50,6 +57,6 @@ def plan(cell: Cell, shared: SharedLaunches) -> Plan:
         recorded=recorded,
         again=replace(recorded, id=f"again.{cell.id}"),
         kinds=_KINDS[str(cell.parameters.get("how", "kill"))],
-        confirm=int(cell.parameters.get("confirm", 3)),
+        confirm=confirm,
     )
     return replace(whole, claim=CLAIM, restore=twin, replay=replay)

@@ -6,6 +6,7 @@ pointer nor through a file that both steps share.
 
 from dataclasses import replace
 
+from ckptdrill.errors import UserError
 from ckptdrill.model import Cell, Checkpoint, Claim, Plan
 from ckptdrill.plan import SharedLaunches
 
@@ -18,6 +19,12 @@ PARAMETERS: dict[str, tuple[str, ...] | type] = {
 def plan(cell: Cell, shared: SharedLaunches) -> Plan:
     """As a baseline, from an older checkpoint of the same source."""
     step = int(cell.parameters.get("step", 0)) or shared.older_save(cell)
+    if step not in shared.saves:
+        raise UserError(
+            f"step {step} is not saved",
+            where=f"cell {cell.id}",
+            hint=f"choose one of job.saves: {', '.join(map(str, shared.saves))}",
+        )
     whole = shared.continues(cell)
     checkpoint = Checkpoint(whole.source.id, step)
     place = (cell.target, cell.target_environment)

@@ -9,6 +9,7 @@ The source run is the twin: the same launch without the stall.
 
 from dataclasses import replace
 
+from ckptdrill.errors import UserError
 from ckptdrill.model import Cell, Checkpoint, Claim, Fault, FaultKind, Launch, Plan, Role
 from ckptdrill.plan import SharedLaunches
 
@@ -25,6 +26,7 @@ PARAMETERS: dict[str, tuple[str, ...] | type] = {
 
 def plan(cell: Cell, shared: SharedLaunches) -> Plan:
     """A source of its own that meets the stall, and restores of all that it may have left."""
+    _refuse_what_cannot_fire(cell)
     whole = shared.continues(cell)
     step = int(cell.parameters.get("step", 0)) or shared.restore_step
     older = shared.older_save(cell)
@@ -41,6 +43,17 @@ def plan(cell: Cell, shared: SharedLaunches) -> Plan:
         shared.restore(each, *place, f"restore.{cell.id}.step{each.step}") for each in left
     )
     return replace(whole, claim=CLAIM, stalled=stalled, generations=restores, restore=restores[-1])
+
+
+def _refuse_what_cannot_fire(cell: Cell) -> None:
+    rank, seconds = cell.parameters.get("rank"), cell.parameters.get("seconds", 5.0)
+    if rank is not None and not 0 <= rank < cell.source.world_size:
+        what = f"there is no rank {rank}: the source has {cell.source.world_size}"
+    elif seconds <= 0:
+        what = f"a stall of {seconds} seconds is none"
+    else:
+        return
+    raise UserError(what, where=f"cell {cell.id}")
 
 
 def _fault(cell: Cell, step: int) -> Fault:

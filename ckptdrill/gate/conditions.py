@@ -272,14 +272,18 @@ def _fallback(inputs: Inputs) -> _Found:
         cell["id"]
         for cell in inputs.packet["cells"]
         if cell["verdict"] == VerdictWord.PASS
-        if cell["reason"] == Reason.FELL_BACK
-        or cell["claim"] == Claim.KEEPS_A_GENERATION
-        or (cell["address"] or {}).get("drill") == "memory-tier-loss"
+        if cell["reason"] == Reason.FELL_BACK or _older_generations(cell)
     ]
     if shown:
         return _held(_first([f"shown by {name}" for name in shown]))
     move = "drill corrupt-shard with a job that falls back to an older whole checkpoint"
     return _not_held("no cell shows a fallback to durable storage", move)
+
+
+def _older_generations(cell: Mapping[str, Any]) -> int:
+    """After how many interruptions of a save training went on from an older whole checkpoint."""
+    counts = (row["numbers"].get("counts", {}) for row in cell["checks"])
+    return sum(int(each.get("older", 0)) for each in counts)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -213,6 +213,13 @@ def _doubt(plan: Plan, found: Interruptions) -> Verdict | None:
             f"the save writes in a way that is not seen: {found.record['unexplained']}",
             "what writes there? A process of its own, or a library outside Python",
         )
+    if not found.record["points"] or not found.confirmed:
+        return _unproven(
+            plan,
+            Reason.EVIDENCE_MISSING,
+            "no point of the save was interrupted for real",
+            "let `confirm` be 1 or more",
+        )
     for each in found.confirmed:
         if each.fired is None:
             return _unproven(
@@ -263,6 +270,11 @@ def _without_times(files: Mapping[str, Sequence[JsonValue]]) -> dict[str, Sequen
 
 def _of_the_points(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Verdict:
     """The rules over the points, the alarm first."""
+    again = [row for row in rows if row["class"] == Kept.LOST and row["steps_lost"] is not None]
+    if again:
+        what = "the job began again, without a word, at what no save holds"
+        move = "let a job that finds nothing to restore fail, or say that it begins anew"
+        return _verdict(plan, Reason.DIVERGED, again, f"{what}: {_sentence(again[0])}", move)
     for kept, reason, what, move in _RULES:
         there = [row for row in rows if row["class"] == kept]
         if there:

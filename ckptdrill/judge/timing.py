@@ -18,7 +18,7 @@ _IN_ONE_CALL = {
     "torch.load": ("read", "deserialize"),
 }
 # Between two optimizer steps of the plain loop there is nothing but these.
-_PLAIN_LOOP = frozenset({"batch", "stepped"})
+_PLAIN_LOOP = frozenset({"batch", "stepped", "usage"})
 
 
 def phases(record: LaunchRecord) -> Mapping[str, JsonValue]:

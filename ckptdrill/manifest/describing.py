@@ -159,6 +159,11 @@ def _described(checkpoint: Path, *, staged: bool) -> Listing:
         raise _invalid(f"cannot list {printable(folder)}: {reason}", checkpoint, "read it as owner")
     for path in (*found.files, *found.links):
         _refuse_unprintable(path, checkpoint)
+    depth_2 = (Path(path).parts for path in found.files if Path(path).name == sidecar.FOLDER_NAME)
+    generations = {parts[0] for parts in depth_2 if len(parts) == 2}
+    if len(generations) > 1:
+        what = f"{len(generations)} checkpoints with manifests of their own are in it"
+        raise _invalid(what, checkpoint, "name the folder of one of them")
     if not found.files:
         raise _invalid("there is no file in it", checkpoint, "name the folder of one checkpoint")
     return found

@@ -259,4 +259,5 @@ def _names_newer(pointer: Path, record: Manifest) -> bool:
         return False
     if other.status is not Status.COMMITTED or other.completed_step is None:
         return False
-    return record.completed_step is not None and other.completed_step > record.completed_step
+    # A record that tells no step is behind every one that does, as it is for `select`.
+    return record.completed_step is None or other.completed_step > record.completed_step

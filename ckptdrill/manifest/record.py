@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 MANIFEST_VERSION = 1
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]
 
 
 class Status(StrEnum):

@@ -26,6 +26,8 @@ SUFFIX = ".manifest.json"
 _TEMPORARY = re.compile(r"\..+\.manifest\.json\.\d+\.tmp")
 # Some 100,000 files; parsed, it takes several times that much memory.
 _MAX_SIZE_BYTES = 16 << 20
+# What no manifest may leave to a default: `{}` would be a committed one.
+_ALWAYS_THERE = {"manifest_version", "status", "files"}
 
 
 def path_of(checkpoint: Path) -> Path:
@@ -59,6 +61,9 @@ def read(path: Path) -> Manifest:
         raise _unusable(path, data, error) from error
     if manifest.manifest_version != MANIFEST_VERSION:
         raise _newer(path, manifest.manifest_version)
+    if not manifest.files or not manifest.model_fields_set >= _ALWAYS_THERE:
+        what = "it records no file, or leaves out its version or status"
+        raise ProblemError(ProblemKind.MANIFEST_UNREADABLE, path.name, what)
     named = [file.path for file in manifest.files] + [link.path for link in manifest.links]
     if len(set(named)) != len(named):
         what = "it names a path twice"

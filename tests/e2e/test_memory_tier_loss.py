@@ -39,7 +39,7 @@ def test_ranks_that_do_not_agree_are_found(bench: Any) -> None:
     alone = text.replace("set.intersection(*everyones)", "mine")
     assert alone != text
     (bench.folder / "alone.py").write_text(alone)
-    form = SHIPPED.read_text().replace("name: two-tiers", "name: alone\nrepeats: 0")
+    form = SHIPPED.read_text().replace("name: two_tiers", "name: alone\nrepeats: 0")
     form = form.replace('"{jobs}/two_tiers.py"', "alone.py")
     form = form.replace("[all, one-rank, stale]", "one-rank").partition("      - storage-stall")[0]
     (bench.folder / "alone.yaml").write_text(form)

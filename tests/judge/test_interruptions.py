@@ -252,3 +252,9 @@ def test_the_undisturbed_save_must_hold_first() -> None:
     assert judged.claim is Claim.KEEPS_A_GENERATION
     assert judged.word is not VerdictWord.PASS
     assert "the undisturbed save already" in judged.explanation
+
+
+def test_without_one_real_interruption_nothing_is_proven() -> None:
+    judged = verdict(replace(found(NEWEST), confirmed=()))
+    assert (judged.word, judged.reason) == (VerdictWord.UNPROVEN, Reason.EVIDENCE_MISSING)
+    assert "no point of the save was interrupted for real" in judged.explanation

@@ -475,6 +475,7 @@ def interrupted(descriptor, size_bytes, stop):
     return "", size_bytes
 
 hashing._sha256 = interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 try:
     manifest.audit(folder, record, workers=1)
 except KeyboardInterrupt:

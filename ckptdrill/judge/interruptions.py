@@ -126,15 +126,16 @@ def _nothing_broken(verdict: Verdict) -> bool:
 
 def judge(plan: Plan, twin: Verdict, found: Interruptions | None, why_not: str) -> Verdict:
     """The verdict of a cell. `twin` is that of the undisturbed save; `why_not` explains None."""
-    if twin.word is not VerdictWord.PASS:
-        return replace(
-            twin, claim=plan.claim, explanation=f"the undisturbed save already: {twin.explanation}"
-        )
+    undisturbed = f"the undisturbed save already: {twin.explanation}"
+    if not _continues(twin):
+        return replace(twin, claim=plan.claim, explanation=undisturbed)
     if found is None:
         return _unproven(plan, Reason.NOT_RUN, why_not, "continue the run with --resume")
     rows = _points(found)
     check = _check(rows, found)
     verdict = _doubt(plan, found) or _of_the_points(plan, rows)
+    if twin.word is not VerdictWord.PASS and verdict.word is not VerdictWord.UNSUPPORTED:
+        return replace(twin, claim=plan.claim, explanation=undisturbed)
     return replace(
         verdict,
         checks=(*twin.checks, check),

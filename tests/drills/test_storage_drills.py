@@ -186,3 +186,28 @@ def test_a_form_that_cannot_be_meant_is_explained(old: str, new: str, message: s
     assert old in MATRIX
     with pytest.raises(UserError, match=message):
         parsed(MATRIX.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "words"),
+    [
+        ("storage-stall", {"rank": 7}, "there is no rank 7"),
+        ("storage-stall", {"seconds": -1}, "a stall of -1 seconds is none"),
+        ("interrupted-save", {"confirm": 0}, "confirm must be 1 or more"),
+        ("interrupted-save", {"confirm": -3}, "confirm must be 1 or more"),
+        ("older-step", {"step": 3}, "step 3 is not saved"),
+    ],
+)
+def test_what_could_prove_nothing_is_refused_by_the_plan(
+    name: str, parameters: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        planned(name, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("storage-stall", {"rank": 1}), ("interrupted-save", {"confirm": 1}), ("older-step", {})],
+)
+def test_what_can_is_planned(name: str, parameters: dict[str, Any]) -> None:
+    assert planned(name, **parameters).cell.drill == name

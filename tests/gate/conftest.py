@@ -56,6 +56,14 @@ def fell_back() -> StoredCell:
     return stored(plan, make_verdict(plan, VerdictWord.PASS, Reason.FELL_BACK))
 
 
+def kept_whole(older: int) -> StoredCell:
+    """A save that was interrupted everywhere; so many points left an older generation."""
+    plan = make_plan("d")
+    row = Check(Item.GENERATION, Held.HELD, "5 points", numbers={"counts": {"older": older}})
+    verdict = make_verdict(plan)
+    return stored(plan, replace(verdict, checks=(*verdict.checks, row)))
+
+
 @dataclass
 class Case:
     """What is made into files, and what the gate is told."""

@@ -25,6 +25,7 @@ from tests.gate.conftest import (
     PUBLIC,
     Case,
     fell_back,
+    kept_whole,
     open_ones,
     passed,
     unproven,
@@ -331,3 +332,14 @@ def test_versions_are_asked_of_an_interpreter(tmp_path: Path) -> None:
     broken.write_text("#!/bin/sh\necho no json\n")
     broken.chmod(0o755)
     assert installed(str(broken)) is installed(os.devnull) is None
+
+
+@pytest.mark.parametrize(("older", "standing"), [(0, NOT_HELD), (2, None)])
+def test_a_save_that_nothing_interrupted_shows_no_fallback(
+    older: int, standing: Standing | None, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pass under *keeps a whole generation* may mean that the newest one was always there."""
+    case.cells = [passed(), kept_whole(older)]
+    case.write()
+    found = open_ones(conditions(case.inputs(monkeypatch)))
+    assert found.get("durable fallback") == standing

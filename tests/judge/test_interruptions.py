@@ -258,3 +258,13 @@ def test_without_one_real_interruption_nothing_is_proven() -> None:
     judged = verdict(replace(found(NEWEST), confirmed=()))
     assert (judged.word, judged.reason) == (VerdictWord.UNPROVEN, Reason.EVIDENCE_MISSING)
     assert "no point of the save was interrupted for real" in judged.explanation
+
+
+@pytest.mark.parametrize(("state", "word"), [(MIXED, "Unsupported"), (NEWEST, "Unproven")])
+def test_a_row_that_is_open_without_a_fault_hides_no_alarm(
+    state: tuple[Tried, ...], word: str
+) -> None:
+    whole = healthy().verdict()
+    twin = replace(whole, word=VerdictWord.UNPROVEN, reason=Reason.NOT_EXERCISED)
+    judged = interruptions.judge(plan(), twin, found(state), "the replay has not run")
+    assert judged.word.value == word

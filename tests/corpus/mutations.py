@@ -31,6 +31,8 @@ EXPLAINED = {
     "seed_rank(seed + 1000": "ranks without a record: the matrix declares their random state "
     "not guaranteed",
     'torch.cuda.set_rng_state(state["cuda"]': "no CUDA device here: the branch is not taken",
+    "set_model_state_dict(run.average": "the load has filled the average's own tensors in place; "
+    "copies are handed out by FSDP1 only",
 }
 
 MATRIX = """\

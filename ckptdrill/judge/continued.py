@@ -63,10 +63,16 @@ def concluded(evidence: Evidence, reason: Reason, explanation: str, next_move: s
     )
 
 
-def not_repeated(evidence: Evidence, writer: LaunchRecord) -> str | None:
-    """Why `writer`, the source once more, left no checkpoints that can be measured by the source:
+def not_repeated(evidence: Evidence, writer: LaunchRecord) -> Verdict | None:
+    """That `writer`, the source once more, left no checkpoints that can be measured by the source:
     at the last step that both sampled, their states differ. None when they do not.
     """
+    why = _unlike_the_source(evidence, writer)
+    move = "make the job deterministic: what it left is compared with the source, bit by bit"
+    return None if why is None else concluded(evidence, Reason.NOISY_REFERENCE, why, move)
+
+
+def _unlike_the_source(evidence: Evidence, writer: LaunchRecord) -> str | None:
     source = evidence.records[evidence.plan.source.id]
     reference, own = (trajectory(record, evidence.start_step) for record in (source, writer))
     common = {*reference.sampled_steps()} & {*own.sampled_steps()}

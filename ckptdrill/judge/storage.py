@@ -139,10 +139,7 @@ def _not_fired(case: _Case) -> Verdict | None:
 
 
 def _not_repeated(case: _Case) -> Verdict | None:
-    why = continued.not_repeated(case.evidence, case.stalled)
-    if why is None:
-        return None
-    return concluded(case.evidence, Reason.NOISY_REFERENCE, why, _DETERMINISTIC)
+    return continued.not_repeated(case.evidence, case.stalled)
 
 
 def _hung(case: _Case) -> Verdict | None:
@@ -290,8 +287,6 @@ _RULES = (
     _unjudged,
     _kept,
 )
-
-_DETERMINISTIC = "make the job deterministic: what it left is compared with the source, bit by bit"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -94,9 +94,9 @@ def _failed_at(evidence: Evidence) -> int:
 def _not_repeated(case: _Case) -> Verdict | None:
     for launch in case.evidence.plan.failing:
         record = case.evidence.record(launch.id)
-        why = record and continued.not_repeated(case.evidence, record)
-        if why:
-            return concluded(case.evidence, Reason.NOISY_REFERENCE, why, _DETERMINISTIC)
+        verdict = record and continued.not_repeated(case.evidence, record)
+        if verdict:
+            return verdict
     return None
 
 
@@ -201,8 +201,6 @@ _RULES = (
     _unjudged,
     _recovered,
 )
-
-_DETERMINISTIC = "make the job deterministic: what it left is compared with the source, bit by bit"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from . import faults
 from .facts import Recorder
+from .hooks import before
 from .watch import Watch
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
@@ -304,7 +305,7 @@ def install(watch: Watch, recorder: Recorder, launch: dict[str, Any]) -> None:
     events = FileEvents(recorder, launch["file_events"], fault)
     sys.addaudithook(events.audited)
     for name in ("fsync", "fdatasync"):
-        _before(os, name, recorder.guarded(events.synced))
+        before(os, name, recorder.guarded(events.synced))
     _watch_saves(events)
     for name in _COLLECTIVES:
         _watch_collective(events, recorder, name)
@@ -317,19 +318,6 @@ def install(watch: Watch, recorder: Recorder, launch: dict[str, Any]) -> None:
 
     watch.came_around.append(came_around)
     watch.ended.append(lambda: events.announce("ends"))
-
-
-def _before(holder: Any, name: str, note: Callable[..., None]) -> None:
-    plain = getattr(holder, name, None)
-    if plain is None:
-        return
-
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        note(*args, **kwargs)
-        return plain(*args, **kwargs)
-
-    setattr(holder, name, call)
 
 
 def _watch_saves(events: FileEvents) -> None:
@@ -380,7 +368,7 @@ def _watch_collective(events: FileEvents, recorder: Recorder, name: str) -> None
     def note(*args: Any, **kwargs: Any) -> None:
         events.entered(name, signature.bind_partial(*args, **kwargs).arguments)
 
-    _before(c10d, name, note)
+    before(c10d, name, note)
     setattr(torch.distributed, name, getattr(c10d, name))
 
 

@@ -68,8 +68,8 @@ def _forward_hook(watch: Watch, recorder: Recorder) -> None:
         return _plain_call(self, *inputs, **named)
 
     _Forward.watched_call = watched_call
-    _before(torch, "compile", _compiles)
-    _before(torch.nn.Module, "compile", _compiles)
+    before(torch, "compile", _compiles)
+    before(torch.nn.Module, "compile", _compiles)
 
 
 def _await_forward() -> None:
@@ -77,7 +77,7 @@ def _await_forward() -> None:
     _settle()
 
 
-def _compiles() -> None:
+def _compiles(*_: Any, **__: Any) -> None:
     _Forward.compiles = True
     _settle()
 
@@ -93,14 +93,17 @@ def _settle() -> None:
         torch.nn.Module.__call__ = wanted  # type: ignore[method-assign]
 
 
-def _before(holder: Any, name: str, note: Callable[[], None]) -> None:
+def before(holder: Any, name: str, note: Callable[..., Any]) -> None:
+    """`note` sees the arguments of every call of `holder.name` before it is made, where there is
+    such a thing.
+    """
     plain = getattr(holder, name, None)
     if plain is None:
         return
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        note()
+        note(*args, **kwargs)
         return plain(*args, **kwargs)
 
     setattr(holder, name, call)
@@ -156,26 +159,14 @@ def _pipeline_hook(watch: Watch, recorder: Recorder) -> None:
         return
     begin = recorder.guarded(watch.schedule_begins)
     for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
-        _preceded(kind, "step", lambda *_, **__: begin())
+        before(kind, "step", lambda *_, **__: begin())
     stage = sys.modules["torch.distributed.pipelining.stage"]
     chunk = recorder.guarded(watch.stage_forward)
-    _preceded(
+    before(
         stage._PipelineStageBase,
         "forward_one_chunk",
         lambda stage, number, inputs, *_, **__: chunk(stage, number, inputs),
     )
-
-
-def _preceded(holder: Any, name: str, observe: Callable[..., Any]) -> None:
-    """`observe` sees the arguments of each call before it is made."""
-    plain = getattr(holder, name)
-
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        observe(*args, **kwargs)
-        return plain(*args, **kwargs)
-
-    setattr(holder, name, call)
 
 
 def _scheduler_hooks(watch: Watch, recorder: Recorder) -> None:

@@ -20,6 +20,7 @@ from itertools import repeat
 from pathlib import PurePosixPath
 
 from ckptdrill import claims, interrupt, journal, placeholders
+from ckptdrill.fact_files import read_launch
 from ckptdrill.journal import Entry, StepState
 from ckptdrill.judge import interruptions, storage, table, tiers
 from ckptdrill.judge.evidence import Evidence
@@ -39,7 +40,7 @@ from ckptdrill.model import (
     from_json,
     to_json,
 )
-from ckptdrill.store import RunFolder, read_json, read_launch, write_json
+from ckptdrill.store import RunFolder, read_json, write_json
 
 _RESUMING = re.compile(r"resum|restart|restor|continue|load|ckpt|checkpoint", re.IGNORECASE)
 # A baseline that is only incomplete says nothing against its neighbours: they have the same gap.

@@ -24,6 +24,7 @@ from typing import Any
 from ckptdrill import interrupt, resources, sources, tiers
 from ckptdrill.equivalence import equivalent
 from ckptdrill.errors import ExitCode, UserError
+from ckptdrill.fact_files import read_launch
 from ckptdrill.inflict import inflict
 from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle, wipe
 from ckptdrill.launch import local
@@ -50,7 +51,6 @@ from ckptdrill.store import (
     RunFolder,
     last_bytes,
     read_json,
-    read_launch,
     write_atomic,
     write_json,
 )

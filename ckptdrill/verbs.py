@@ -42,6 +42,7 @@ from ckptdrill import matrix as matrices
 from ckptdrill import plan as plans_
 from ckptdrill import run as runs_
 from ckptdrill.errors import ExitCode, UserError, worst
+from ckptdrill.fact_files import read_launch
 from ckptdrill.gate import text as gate_text
 from ckptdrill.installed import installed
 from ckptdrill.launchers import Mode
@@ -58,7 +59,6 @@ from ckptdrill.store import (
     SOURCE_MANIFEST_NAME,
     RunFolder,
     read_json,
-    read_launch,
     sha256_of,
     write_atomic,
     write_json,

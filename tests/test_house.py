@@ -27,7 +27,7 @@ ORDER = (
     ("model",),
     ("columns",),
     ("claims", "reasons", "signing", "store"),
-    ("placeholders", "yaml_lines"),
+    ("fact_files", "placeholders", "yaml_lines"),
     ("drill", "matrix", "matrix_schema"),
     ("plan",),
     ("formats", "damage", "environments", "installed", "isolate", "manifest", "pointers", "tiers"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptdrill import store
+from ckptdrill import fact_files, store
 from ckptdrill.errors import UserError
 from ckptdrill.store import RunFolder
 
@@ -180,7 +180,7 @@ def test_a_launch_is_read_rank_by_rank_with_addressable_facts(tmp_path: Path) ->
     (folder / "rank1.jsonl").write_bytes((folder / "rank1.jsonl").read_bytes() + b'{"fact": "st')
     store.append_line(folder / "rank1.jsonl", {"note": "no fact"})
     store.append_line(folder / "rank1.jsonl", ["no", "object"])
-    record = store.read_launch(run, "source.two", 2)
+    record = fact_files.read_launch(run, "source.two", 2)
     assert [(f.rank, f.kind, f.step) for f in record.facts] == [
         (0, "started", 0),
         (0, "batch", 2),
@@ -191,7 +191,7 @@ def test_a_launch_is_read_rank_by_rank_with_addressable_facts(tmp_path: Path) ->
     assert record.facts[0].data == {}
     assert record.ended is None
     store.write_json(folder / "exit.json", {"returncode": 0})
-    assert store.read_launch(run, "source.two", 2).ended == {"returncode": 0}
+    assert fact_files.read_launch(run, "source.two", 2).ended == {"returncode": 0}
 
 
 # ---------------------------------------------------------------- evidence

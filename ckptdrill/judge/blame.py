@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ckptdrill.judge.inventory import collapsed, saved_at, unread
 from ckptdrill.judge.logical import Logical, combine, is_entry
 from ckptdrill.judge.state import sampled
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.model import Check, Fact, Held, Item
+from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
 _SHOWN = 6
 _PARTS = {Item.WEIGHTS: "weights", Item.BUFFERS: "buffers", Item.MOMENTS: "optimizer"}
@@ -113,7 +115,8 @@ def _overwritten(
         for f in pair.restored.record.of("restored")
         if f.data["part"] == ("optimizer" if part == "optimizer" else "weights")
     ]
-    loaded = combine([replace(f, data={part: f.data["values"]}) for f in _last_per_rank(put)], part)
+    values = [structs.replace(f, data={part: f.data["values"]}) for f in _last_per_rank(put)]
+    loaded = combine(values, part)
     right = [
         n
         for n in wrong
@@ -143,8 +146,13 @@ def _other_step(
 
 def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
     """Ranks that hold different steps: a generation put together from two."""
+    reference = pair.reference
+    then = {
+        step: {fact.rank: fact.data.get(part, {}) for fact in reference.sample("state", step)}
+        for step in reversed(reference.sampled_steps())
+    }
     held = {
-        fact.rank: _step_on_rank(wrong, fact, pair, part)
+        fact.rank: _step_on_rank(wrong, fact, then, part)
         for fact in pair.restored.sample("state", pair.restore_step)
     }
     if len(set(held.values())) < 2 or None in held.values():
@@ -152,15 +160,18 @@ def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
     return ", ".join(f"rank {rank} holds step {step}" for rank, step in sorted(held.items()))
 
 
-def _step_on_rank(wrong: Sequence[str], now: Fact, pair: Pair, part: str) -> int | None:
-    """The newest step at which the source run held on this rank what is there now."""
-    mine = combine([now], part)
-    for step in reversed(pair.reference.sampled_steps()):
-        then = combine(
-            [f for f in pair.reference.sample("state", step) if f.rank == now.rank], part
-        )
-        moving = [n for n in wrong if n in mine and n in then and mine[n].shape]
-        if moving and all(mine[n].digest == then[n].digest for n in moving):
+def _step_on_rank(
+    wrong: Sequence[str], now: Fact, then: Mapping[int, Mapping[int, JsonValue]], part: str
+) -> int | None:
+    """The newest step at which the source run held on this rank what is there now. `then` has, by
+    step, newest first, and by rank, the leaves of the part.
+    """
+    mine = now.data.get(part, {})
+    tensors = {n: mine[n] for n in wrong if n in mine and is_entry(mine[n]) and mine[n][1]}
+    for step, leaves in then.items():
+        theirs = leaves.get(now.rank, {})
+        moving = [name for name in tensors if name in theirs]
+        if moving and all(tensors[name] == theirs[name] for name in moving):
             return step
     return None
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from msgspec import structs
+
 from ckptdrill.judge.logical import Logical, combine, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
@@ -66,7 +68,7 @@ def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
     known = range(max((len(f.data["groups"]) for f in facts), default=0))
     if not stepping or list(known) == stepping or not set(stepping) <= set(known):
         return facts
-    return tuple(replace(fact, data=_renumbered(fact.data, stepping)) for fact in facts)
+    return tuple(structs.replace(fact, data=_renumbered(fact.data, stepping)) for fact in facts)
 
 
 def _renumbered(data: Mapping[str, JsonValue], stepping: list[int]) -> Mapping[str, JsonValue]:

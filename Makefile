@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := tests/constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: drill test lint bench corpus clean
+.PHONY: drill test thorough lint bench corpus clean
 
 # Prints every verdict and where the packet is.
 drill: $(READY)
@@ -23,8 +23,13 @@ drill: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -q -n $(E2E_JOBS)
-	$(BIN)/python -m pytest -q -m 'e2e or slow' -n $(E2E_JOBS) --dist loadfile --durations 25
+	$(BIN)/python -m pytest -q -m '(e2e or slow) and not thorough' -n $(E2E_JOBS) --dist loadfile \
+		--durations 25
 	$(BIN)/python tests/corpus/run.py --jobs 2 $(CORPUS_SAMPLE)
+
+# More of what `make test` does a sample of: all seeds, precisions and mutations.
+thorough: $(READY)
+	$(BIN)/python -m pytest -q -m thorough -n $(E2E_JOBS)
 
 lint: $(READY)
 	$(BIN)/ruff check

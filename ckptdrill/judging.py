@@ -140,7 +140,7 @@ class _Desk:
 
         def tried(launch: Launch) -> interruptions.Tried:
             given = self._evidence(replace(bare, restore=launch), control_failed)
-            return interruptions.came_back(given)
+            return interruptions.came_back(replace(given, checkpoint_root=None))
 
         found = _interruptions(self.run, self.matrix, plan, self._record, tried)
         why_not = self._skipped.get(step.id, "the replay has not run")
@@ -243,6 +243,7 @@ def _evidence(
         window=job.window,
         saves=job.saves,
         checkpoint_suffix=_suffix(matrix, plan),
+        checkpoint_root=_root(matrix, plan),
         skipped=skipped,
         resume_only=_resume_only(job),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
@@ -302,6 +303,17 @@ def _suffix(matrix: Matrix, plan: Plan) -> str:
         return ""  # a root of generations: its path does not tell which of them is restored
     path = placeholders.fill(template, values, "job.checkpoint")
     return str(PurePosixPath(path)).strip("/")
+
+
+def _root(matrix: Matrix, plan: Plan) -> str | None:
+    """The checkpoint path below `{out}` of a job that keeps its checkpoints under one name."""
+    restored = plan.restore.restores
+    template = (restored.template if restored else None) or matrix.job.checkpoint
+    if plan.claim is not Claim.CONTINUES or "step" in placeholders.used(template):
+        return None
+    step = restored.step if restored else matrix.job.restore_step
+    values = placeholders.placeholder_values(plan.source.topology, out="/", resume=None, step=step)
+    return placeholders.fill(template, values, "job.checkpoint").strip("/")
 
 
 def _resume_only(job: Job) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ckptdrill.judge import ending
 from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
+from ckptdrill.judge.trajectory import local_steps_of_save
 from ckptdrill.model import (
     Claim,
     LaunchRecord,
@@ -103,7 +104,29 @@ def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str]
             f"the source run saved nothing where the matrix says: {lost}",
             "check job.checkpoint and job.saves against what the script writes",
         )
-    return None
+    return _saved_over(evidence, source)
+
+
+def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
+    """Checkpoints of one name, and one was saved after the step under drill, within the window:
+    what is restored is that one, whatever the matrix says.
+    """
+    if evidence.checkpoint_root is None:
+        return None
+    step = evidence.restore_step - evidence.start_step
+    saves = local_steps_of_save(source, evidence.checkpoint_root)
+    later = [save for save in saves if save > step]
+    if step not in saves or not later:
+        return None
+    why = (
+        f"step {evidence.restore_step} is not what a restore finds: the source run saved again at "
+        f"step {evidence.start_step + later[0]}, within the window, and job.checkpoint does not "
+        "name the step"
+    )
+    return why, (
+        f"make job.window {later[0] - step - 1} or shorter, have the script save less often "
+        "(job.args), or name the checkpoint by its {step}"
+    )
 
 
 def _early(evidence: Evidence, reason: Reason, explanation: str, next_move: str) -> Verdict:

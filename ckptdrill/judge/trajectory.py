@@ -178,13 +178,20 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
     """
     if not checkpoint_suffix:
         return None
-    needle = "/" + checkpoint_suffix.strip("/")
-    steps = [
+    return max(local_steps_of_save(record, checkpoint_suffix), default=None)
+
+
+def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...]:
+    """The steps at which that path or one below it was saved, in order; "" is below every path."""
+    needle = "/" + checkpoint.strip("/")
+    steps = {
         f.step
         for f in record.of("save_begin")
-        if f.data.get("path", "").endswith(needle) or needle + "/" in f.data.get("path", "")
-    ]
-    return max(steps, default=None)
+        if not checkpoint
+        or f.data.get("path", "").endswith(needle)
+        or needle + "/" in f.data.get("path", "")
+    }
+    return tuple(sorted(steps))
 
 
 class _Record:

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptdrill.judge import table
 from ckptdrill.model import (
@@ -480,3 +481,29 @@ def test_phases_are_measured_from_start_to_the_first_step() -> None:
     phases = healthy("fsdp2", "fsdp4").verdict().numbers["phases"]
     assert phases["read"] == 0.25
     assert phases["merged"]
+
+
+@pytest.mark.parametrize(
+    ("root", "steps", "again"),
+    [
+        ("last.pt", (8, 10), 10),  # the window reaches the next save
+        ("", (), 12),
+        ("last.pt", (8,), None),
+        ("last.pt", (10,), None),  # whose step is not the one under drill is judged as it came back
+        ("elsewhere", (8, 10), None),
+        (None, (8, 10), None),
+    ],
+)
+def test_a_checkpoint_that_was_saved_over_is_not_blamed_on_the_job(
+    root: str | None, steps: tuple[int, ...], again: int | None
+) -> None:
+    history = healthy("fsdp2", "fsdp2")
+    source = history.record("source")
+    (saved, *_) = source.of("save_begin")
+    named = [structs.replace(saved, step=s, data={"path": "/run/out/last.pt"}) for s in steps]
+    verdict = history.with_facts("source", (*source.facts, *named))
+    verdict = verdict.given(checkpoint_root=root).verdict()
+    assert verdict.reason is (Reason.HELD if again is None else Reason.SOURCE_FAILED)
+    if again is not None:
+        assert f"saved again at step {again}," in verdict.explanation
+        assert f"job.window {again - 8 - 1} " in verdict.next_move

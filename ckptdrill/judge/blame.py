@@ -193,16 +193,25 @@ def _frozen(name: str, pair: Pair) -> bool:
 
 def _other_leaf(wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair) -> str | None:
     """Another saved leaf was put in its place: the average of the weights, say."""
-    by_digest: dict[str, str] = {}
-    for key, values in saved_at(pair.reference, pair.restore_step).leaves.items():
-        for value in values:
-            if isinstance(value, dict) and is_entry(value.get("entry")):
-                by_digest.setdefault(value["entry"][4], key)
+    by_digest = _saved_leaves(pair.reference, pair.restore_step)
     for name in wrong:
         key = by_digest.get(target[name].digest, "")
         if key:
             return f"{name} equals the saved leaf `{key}`"
     return None
+
+
+def _saved_leaves(run: Trajectory, step: int) -> Mapping[str, str]:
+    """Digest -> the first key under which the save of that step has it."""
+    if ("by digest", step) not in run.derived:
+        by_digest: dict[str, str] = {}
+        for key, values in saved_at(run, step).leaves.items():
+            for value in values:
+                if isinstance(value, dict) and is_entry(value.get("entry")):
+                    by_digest.setdefault(value["entry"][4], key)
+        run.derived["by digest", step] = by_digest
+    found: Mapping[str, str] = run.derived["by digest", step]
+    return found
 
 
 def _scheduler_clauses(pair: Pair) -> Iterable[str]:

@@ -58,6 +58,7 @@ from ckptdrill.store import (
     RUN_FORMAT_VERSION,
     SOURCE_MANIFEST_NAME,
     RunFolder,
+    file_system,
     read_json,
     sha256_of,
     write_atomic,
@@ -342,7 +343,11 @@ def _begin(
                 "python": sys.version.split()[0],
                 **{name: importlib.metadata.version(name) for name in ("pydantic", "jinja2")},
             },
-            "node": {"cores": os.cpu_count(), "gpus": len(Capacity.detect().devices)},
+            "node": {
+                "cores": os.cpu_count(),
+                "gpus": len(Capacity.detect().devices),
+                "storage": file_system(folder.root),
+            },
         },
     )
 

@@ -8,11 +8,13 @@ verdict is made here, so derived files can be deleted and made again, byte for b
 """
 
 from ckptdrill.packet.folder import read, write
+from ckptdrill.packet.html import render as render_page
 from ckptdrill.packet.machine import packet_schema
 from ckptdrill.packet.verify import Problem, ProblemKind, verify
-from ckptdrill.packet.view import PacketView, StoredCell, build
+from ckptdrill.packet.view import ApprovalView, PacketView, StoredCell, build
 
 __all__ = [
+    "ApprovalView",
     "PacketView",
     "Problem",
     "ProblemKind",
@@ -20,6 +22,7 @@ __all__ = [
     "build",
     "packet_schema",
     "read",
+    "render_page",
     "verify",
     "write",
 ]

@@ -111,9 +111,9 @@ def _kind(cell: CellView) -> str:
 
 
 def _untold(check: CheckView) -> tuple[list[str], list[str]]:
-    """Subjects and details of a row without what its summary, or a detail, says already."""
+    """Subjects and details of a row without what its name, summary or a detail says already."""
     details = [detail for detail in check.details if detail != check.summary]
-    told = "\n".join((check.summary, *details))
+    told = "\n".join((check.item, check.summary, *details))
     return [subject for subject in check.subjects if subject not in told], details
 
 

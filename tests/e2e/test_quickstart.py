@@ -74,6 +74,22 @@ def test_what_dcp_documents_stands_beside_each_verdict(quickstart: Any) -> None:
     assert packet["documentation"]["disagreements"] == 0
 
 
+def test_manifests_are_of_the_source_and_of_the_save_after_the_restore(quickstart: Any) -> None:
+    packet = json.loads((quickstart.root / "packet.json").read_bytes())
+    told = {cell["id"]: cell["manifests"] for cell in packet["cells"]}
+    for cell in PASSED:
+        source, after = told[cell]
+        assert [(each["of"], each["step"]) for each in (source, after)] == [
+            ("source", 8),
+            ("after the restore", 12),
+        ]
+        assert source["shapes"] == after["shapes"]
+        record = json.loads((quickstart.root / after["path"]).read_bytes())
+        assert (record["status"], record["completed_step"]) == ("committed", 12)
+        assert record["software"]["torch"]
+    assert [each["of"] for each in told[DAMAGED[0]]] == ["source"]
+
+
 def test_rates_are_equal_and_losses_differ_by_round_off_only(quickstart: Any) -> None:
     largest = {}
     for cell in PASSED:

@@ -24,6 +24,10 @@ TIMEOUT_S = 60
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 EXECUTABLE = next((found for name in _NAMES if (found := shutil.which(name))), None)
 MISSING = "no Chromium here: apt-get install chromium"
+# For `run`: cells that are out of sight are not laid out, unless they are told to be.
+NOTHING_SKIPPED = """
+document.querySelectorAll(".cell").forEach((each) => { each.style.contentVisibility = "visible" })
+"""
 _LOGGED = {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
 
 

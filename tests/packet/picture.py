@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.packet.chromium import EXECUTABLE, MISSING, Chromium, opened
+from tests.packet.chromium import EXECUTABLE, MISSING, NOTHING_SKIPPED, Chromium, opened
 
 SIZE = (1200, 1240)
 
@@ -25,6 +25,7 @@ def main() -> None:
         browser = Chromium(Path(profile))
         with opened(browser, page.as_uri(), SIZE[0]) as tab:
             tab.resize(*SIZE)
+            tab.run(NOTHING_SKIPPED)
             target.write_bytes(tab.picture(whole=False))
         browser.close()
 

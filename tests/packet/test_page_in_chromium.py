@@ -14,7 +14,7 @@ import pytest
 
 from ckptdrill.model import Expectation, Item, Reason, VerdictWord
 from ckptdrill.packet import ApprovalView, PacketView, StoredCell, build, html
-from tests.packet.chromium import EXECUTABLE, MISSING, Chromium, Tab, opened
+from tests.packet.chromium import EXECUTABLE, MISSING, NOTHING_SKIPPED, Chromium, Tab, opened
 from tests.packet.conftest import RUN, make_plan, make_verdict, stored
 from tests.packet.test_html import HOSTILE, hostile_cell
 
@@ -24,10 +24,6 @@ LONG = "layers.0." * 60 + "weight"
 WIDTHS = (1280, 390)
 OPEN = '[...document.querySelectorAll("details[open]")].map((cell) => cell.id)'
 SHOWN = '[...document.querySelectorAll("details.cell:not([hidden])")].map((cell) => cell.id)'
-# Cells that are out of sight are not laid out, unless they are told to be.
-NOTHING_SKIPPED = """
-document.querySelectorAll(".cell").forEach((each) => { each.style.contentVisibility = "visible" })
-"""
 # An element that sticks out, unless an ancestor scrolls or cuts it.
 STICKING_OUT = """
 [...document.querySelectorAll("main *")].filter((each) => {

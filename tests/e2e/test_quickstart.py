@@ -83,10 +83,11 @@ def test_manifests_are_of_the_source_and_of_the_save_after_the_restore(quickstar
             ("source", 8),
             ("after the restore", 12),
         ]
-        assert source["shapes"] == after["shapes"]
         record = json.loads((quickstart.root / after["path"]).read_bytes())
         assert (record["status"], record["completed_step"]) == ("committed", 12)
         assert record["software"]["torch"]
+    source, after = told["two_to_two.baseline"]  # at other sizes ranks save other keys of their own
+    assert source["shapes"] == after["shapes"] != ""
     assert [each["of"] for each in told[DAMAGED[0]]] == ["source"]
 
 

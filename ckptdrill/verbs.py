@@ -104,7 +104,7 @@ def run(
     verdicts = judging.judge_run(folder, matrix, plans)
     _conclude(folder, plans)
     runs_.prune(folder, _spent(plans, verdicts))
-    packet.write(folder, key)
+    packet.write(folder, key, gates.preview)
     _summarise(folder)
     return worst(_tell(folder, plans, verdicts), outcome.code)
 
@@ -158,7 +158,7 @@ def judge(path: Path, sign_key: Path | None = None) -> ExitCode:
     with journal.locked(folder):
         verdicts = judging.judge_run(folder, matrix, plans)
         _conclude(folder, plans)
-        packet.write(folder, key)
+        packet.write(folder, key, gates.preview)
     _summarise(folder)
     changed = read_json(folder.run_json).get("source_unchanged") is False
     code = ExitCode.SOURCE_CHANGED if changed else ExitCode.AS_EXPECTED

@@ -11,10 +11,11 @@ from ckptdrill.packet.folder import read, write
 from ckptdrill.packet.html import render as render_page
 from ckptdrill.packet.machine import packet_schema
 from ckptdrill.packet.verify import Problem, ProblemKind, verify
-from ckptdrill.packet.view import ApprovalView, PacketView, StoredCell, build
+from ckptdrill.packet.view import ApprovalView, GateRow, PacketView, StoredCell, build
 
 __all__ = [
     "ApprovalView",
+    "GateRow",
     "PacketView",
     "Problem",
     "ProblemKind",

@@ -8,7 +8,8 @@ everything else; until then the folder fails verification, as it should.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -24,23 +25,28 @@ from ckptdrill.packet import (
     markdown,
     metrics,
 )
-from ckptdrill.packet.view import BOUND, MANIFESTS, PacketView, StoredCell, build
+from ckptdrill.packet.view import BOUND, MANIFESTS, GateRow, PacketView, StoredCell, build
 from ckptdrill.store import RunFolder
 
 # What the attestation names beside the list of checksums; every other file is in that list.
 _ATTESTED = ("matrix.yaml", "packet.json", store.SOURCE_MANIFEST_NAME, store.MANIFEST_NAME)
 
 
-def write(run: RunFolder, key: Ed25519PrivateKey | None = None) -> None:
+def write(
+    run: RunFolder,
+    key: Ed25519PrivateKey | None = None,
+    gate: Callable[[Path], Sequence[GateRow]] = lambda _: (),
+) -> None:
     """Derive every file for people and for tools from the stored ones, then the checksums, then
-    the attestation over those, signed when there is a `key`.
+    the attestation over those, signed when there is a `key`. `gate` says of a folder that has its
+    packet.json how the conditions stand that this decides; the page shows them.
 
     Raises UserError when run.json cannot be read or the folder cannot be written.
     """
     view = read(run)
     store.write_atomic(run.root / "packet.json", machine.render(view))
     store.write_atomic(run.root / "packet.md", markdown.render(view))
-    store.write_atomic(run.root / "index.html", html.render(view))
+    store.write_atomic(run.root / "index.html", html.render(view, gate=gate(run.root)))
     store.write_atomic(run.root / "junit.xml", junit.render(view))
     store.write_atomic(run.root / "metrics.prom", metrics.render(view))
     store.write_atomic(run.root / store.COMPATIBILITY_NAME, compatibility.render(view))

@@ -16,6 +16,7 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from markupsafe import Markup
 from ckptdrill.claims import Agreement
 from ckptdrill.model import Held, VerdictWord
 from ckptdrill.packet import cost, documented, plots, text
-from ckptdrill.packet.view import ApprovalView, CellView, CheckView, PacketView
+from ckptdrill.packet.view import ApprovalView, CellView, CheckView, GateRow, PacketView
 
 INLINE_CELLS = 100
 WORST_CELLS = 25
@@ -43,6 +44,7 @@ _AGREEMENT_MARKS = {
     Agreement.BEYOND: "unproven",
     Agreement.CONFIRMED: "pass",
 }
+_STANDING_MARKS = {"held": "pass", "not held": "unsupported"}
 _MEANINGS = {
     "pass": "the drill ran, and what it claims held, with evidence",
     "unproven": "no executed test, or the evidence is incomplete: blocks a migration",
@@ -51,8 +53,13 @@ _MEANINGS = {
 }
 
 
-def render(view: PacketView, approval: ApprovalView | None = None) -> str:
-    """The text of index.html, ending with a line feed; with an approval, that of approved.html."""
+def render(
+    view: PacketView, approval: ApprovalView | None = None, gate: Sequence[GateRow] = ()
+) -> str:
+    """The text of index.html, ending with a line feed; with an approval, that of approved.html.
+
+    `gate` are the conditions that the packet decides by itself.
+    """
     environment = _environment()
     fragment = environment.get_template("cell.html.j2")
     inline = WORST_CELLS if len(view.cells) > INLINE_CELLS else len(view.cells)
@@ -66,6 +73,7 @@ def render(view: PacketView, approval: ApprovalView | None = None) -> str:
     return environment.get_template("page.html.j2").render(
         view=view,
         approval=approval,
+        gate=gate,
         ledger=cost.of_packet(view),
         bodies=bodies[:inline],
         packed=_pack(bodies[inline:]) if inline < len(bodies) else "",
@@ -99,6 +107,7 @@ def _environment() -> jinja2.Environment:
         "untold": _untold,
         "stack_unnamed": documented.UNNAMED,
         "meanings": _MEANINGS,
+        "standing_mark": lambda standing: _STANDING_MARKS.get(standing, "unproven"),
         "plot_width": plots.WIDTH,
         "plot_height": plots.HEIGHT,
     }

@@ -318,6 +318,16 @@ class RunView:
 
 
 @dataclass(frozen=True)
+class GateRow:
+    """How a condition of the gate stands (held, not held, not known), and what to do about it."""
+
+    name: str
+    standing: str
+    found: str
+    next_move: str
+
+
+@dataclass(frozen=True)
 class ApprovalView:
     """Who approved the packet, when (UTC) and with which key; every condition and what was found.
 

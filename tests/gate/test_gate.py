@@ -231,6 +231,25 @@ def test_an_approval_of_another_state_of_the_packet_does_not_count(
     assert "another state" in found[-1].found
 
 
+def test_the_page_shows_what_its_packet_decides_by_itself(case: Case) -> None:
+    case.cells = [passed(), unproven()]
+    case.write()
+    standings = {row.name: row.standing for row in gate.preview(case.root)}
+    assert standings == {
+        "source unchanged": "held",
+        "planned path": "not held",
+        "data cursor": "held",
+        "random state policy": "held",
+        "loss in tolerance": "held",
+        "durable fallback": "not held",
+    }
+    assert standings.keys() < set(gate.NAMES)
+    packet.write(RunFolder(case.root), gate=gate.preview)
+    text = (case.root / "index.html").read_text()
+    assert "b is Unproven (evidence-missing)" in text
+    assert "drill corrupt-shard with a job that falls back" in text
+
+
 def test_the_approved_page_names_who_and_shows_every_condition(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,10 +22,11 @@ from ckptdrill.packet import (
     html,
     junit,
     machine,
+    manifests,
     markdown,
     metrics,
 )
-from ckptdrill.packet.view import BOUND, MANIFESTS, GateRow, PacketView, StoredCell, build
+from ckptdrill.packet.view import BOUND, GateRow, PacketView, StoredCell, build
 from ckptdrill.store import RunFolder
 
 # What the attestation names beside the list of checksums; every other file is in that list.
@@ -109,7 +110,7 @@ def _read_launches(run: RunFolder) -> dict[str, JsonValue]:
             launch = store.read_json(path)
             ended = _read_optional(run, f"launches/{path.parent.name}/exit.json", [])
             told = {key: ended.get(key) for key in BOUND} if isinstance(ended, dict) else {}
-            told[MANIFESTS] = _read_manifests(run, path.parent.name)
+            told[manifests.KEY] = _read_manifests(run, path.parent.name)
             found[path.parent.name] = {**launch, **told} if isinstance(launch, dict) else launch
     return found
 

@@ -33,16 +33,14 @@ from ckptdrill.model import (
     VerdictWord,
     from_json,
 )
-from ckptdrill.packet import documented, text
+from ckptdrill.packet import documented, manifests, text
 from ckptdrill.packet.documented import ClaimView
+from ckptdrill.packet.manifests import ManifestView
 
 _RECORDED = ("versions", "environments", "node", "source_unchanged")
 _ENVIRONMENT_COLUMNS = ("python", "torch", "cuda")
 # What exit.json says of a launch's read-only view of the sources.
 BOUND = ("bound_read_only", "bind_refused")
-# Under which key a launch has the manifests of what it saved.
-MANIFESTS = "manifests"
-_GIVEN_PATH = "source.manifest.json"
 _RANK_FACT = re.compile(r"launches/([^/]+)/(rank\d+)\.jsonl:(\d+)")
 # What decoding a file of another shape, or of a newer ckptdrill, raises.
 _NOT_A_NOUN = (TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -57,7 +55,7 @@ class StoredCell:
     """The files of one cell as JSON values; None where a file is missing or could not be read.
 
     `launches` maps the id of each launch of the run that began to its launch.json, with the keys
-    BOUND of its exit.json and the entries of its manifests.json, each with its `record`.
+    BOUND of its exit.json and, under manifests.KEY, what its manifests.json lists.
     """
 
     id: str
@@ -117,26 +115,6 @@ class LaunchView:
     restores: str
     launcher: str
     guard: str
-
-
-@dataclass(frozen=True)
-class ManifestView:
-    """The manifest of a checkpoint that a launch saved; `refused` is why it can have none.
-
-    `keys` and `shapes` are digests over all tensor names, and over names, dtypes and shapes.
-    """
-
-    of: str
-    step: int
-    refused: str = ""
-    path: str = ""
-    format: str = ""
-    marker: str = ""
-    files: int = 0
-    size_bytes: int = 0
-    keys: str = ""
-    shapes: str = ""
-    identifier: str = ""
 
 
 @dataclass(frozen=True)
@@ -662,7 +640,9 @@ def _cell(stored: StoredCell, stack: Stack | None, given: JsonValue) -> CellView
         cell=cell,
         documented=documented.beside(stack, cell, verdict),
         points=tuple(_points(verdict)),
-        manifests=tuple(_manifests(plan, stored.launches, given)) if launches and plan else (),
+        manifests=tuple(manifests.of_cell(plan, stored.launches, given))
+        if launches and plan
+        else (),
         numbers=verdict.numbers,
     )
 
@@ -794,51 +774,6 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
 def _launch_guard(about: Mapping[str, JsonValue]) -> str:
     bound, refused = (about.get(key) for key in BOUND)
     return guard_in_words(_text_of(about.get("guard")), _text_of(refused), bound=bool(bound))
-
-
-def _manifests(
-    plan: Plan, begun: Mapping[str, JsonValue], given: JsonValue
-) -> Iterator[ManifestView]:
-    """Of the checkpoint that is restored, then of the first one that was saved after it."""
-    restored = plan.restore.restores
-    if restored is None and isinstance(given, Mapping):
-        step = given.get("completed_step") or 0
-        yield from _readable("given", [{"step": step, "path": _GIVEN_PATH, "record": given}])
-    if restored is not None:
-        saved = _readable("source", _entries(begun, plan.source.id))
-        yield from (view for view in saved if view.step == restored.step)
-    yield from _readable("after the restore", _entries(begun, plan.restore.id))
-
-
-def _entries(begun: Mapping[str, JsonValue], launch_id: str) -> Iterable[JsonValue]:
-    about = begun.get(launch_id)
-    entries = about.get(MANIFESTS) if isinstance(about, Mapping) else None
-    return entries if isinstance(entries, list) else ()
-
-
-def _readable(of: str, entries: Iterable[JsonValue]) -> Iterator[ManifestView]:
-    for each in entries:
-        with contextlib.suppress(*_NOT_A_NOUN):
-            yield _manifest(of, each)
-
-
-def _manifest(of: str, entry: Mapping[str, JsonValue]) -> ManifestView:
-    step, record = int(entry["step"]), entry.get("record")
-    if not isinstance(record, Mapping):
-        return ManifestView(of, step, refused=_text_of(entry["refused"]) or "cannot be read")
-    marker = record.get("commit_marker")
-    return ManifestView(
-        of=of,
-        step=step,
-        path=str(entry["path"]),
-        format=_text_of(record.get("format")),
-        marker=_text_of(marker["file"]) if marker else "",
-        files=len(record["files"]),
-        size_bytes=sum(int(each["bytes"]) for each in record["files"]),
-        keys=_text_of(record.get("state_keys_sha256")),
-        shapes=_text_of(record.get("shapes_sha256")),
-        identifier=_text_of(record.get("checkpoint_id")),
-    )
 
 
 def _points(verdict: Verdict) -> Iterator[PointView]:

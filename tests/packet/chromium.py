@@ -109,19 +109,14 @@ class Tab:
             self.call(f"{domain}.enable")
         self.media(**media)
         self.resize(width)
-        began = time.monotonic()
-        self.call("Page.navigate", url=address)
-        self.wait("Page.loadEventFired")
-        self.loaded_s = time.monotonic() - began
+        self.call("Page.navigate", url=address)  # answered when the new document is there
+        until = time.monotonic() + TIMEOUT_S
+        while self.run("document.readyState") != "complete":
+            assert time.monotonic() < until, f"{address} has not loaded for {TIMEOUT_S} s"
 
     def call(self, method: str, **params: Any) -> Any:
         """A command to this page."""
         return self.browser.call(method, self.session, **params)
-
-    def wait(self, event: str) -> None:
-        """Until the event has come, also where it came before."""
-        while not self._events(event):
-            self.browser.receive()
 
     def _events(self, *names: str) -> list[dict[str, Any]]:
         return [

@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := tests/constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: drill test thorough lint bench corpus clean
+.PHONY: drill test thorough lint bench corpus picture clean
 
 # Prints every verdict and where the packet is.
 drill: $(READY)
@@ -51,6 +51,11 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 # Real resume mistakes and healthy jobs, each a small script: what is caught, missed, wrongly accused.
 corpus: $(READY)
 	@$(BIN)/python tests/corpus/run.py
+
+# The picture of the README, from a run of its own. Needs a Chromium: apt-get install chromium
+picture: $(READY)
+	@$(BIN)/ckptdrill run matrices/quickstart.yaml --runs build/picture
+	@$(BIN)/python tests/packet/picture.py build/picture/quickstart/latest matrices/quickstart.png
 
 # Everything that can be made again; run folders are evidence and stay.
 clean:

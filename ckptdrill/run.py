@@ -34,6 +34,7 @@ from ckptdrill.model import Damage, Launch, Plan, Replay, Role, Step, to_json
 from ckptdrill.plan import steps_of
 from ckptdrill.progress import Event, Report, ignore
 from ckptdrill.repro import repro_script
+from ckptdrill.saved import write_manifests
 from ckptdrill.schedule import Assignment, Capacity, Graph, next_steps, skip_reasons
 from ckptdrill.step import (
     Setting,
@@ -409,6 +410,7 @@ def _collect(live: _Live, step_id: str) -> bool:
         return False
     live.watch.look(live.running)
     live.watch.saved(live.setting, step_id)
+    write_manifests(live.setting, live.setting.launch(step_id))
     _release_tier(live.setting, step_id)
     _clear_up(live, step_id)
     del live.running[step_id], live.devices[step_id]

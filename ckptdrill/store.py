@@ -28,10 +28,14 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SEAL_NAME = "seal-sha256.txt"
 ATTESTATION_NAME = "attestation.json"
 APPROVAL_NAME = "approval.json"
-SEALED = (MANIFEST_NAME, ATTESTATION_NAME, APPROVAL_NAME)
+# The page once more, with the approval on it: index.html is in the list that an approval speaks of.
+APPROVED_PAGE_NAME = "approved.html"
+SEALED = (MANIFEST_NAME, ATTESTATION_NAME, APPROVAL_NAME, APPROVED_PAGE_NAME)
 COMPATIBILITY_NAME = "resume_compatibility.yaml"
 # The manifest of the checkpoint that a run starts from, byte for byte, where it has one.
 SOURCE_MANIFEST_NAME = "source.manifest.json"
+# In the folder of a launch: the manifests of what it saved.
+LAUNCH_MANIFESTS_NAME = "manifests.json"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,120}")
 # Scratch of running launches, and the checkpoints under drill: never evidence, never listed.
 _NOT_EVIDENCE = ("work", "warm")
@@ -257,6 +261,23 @@ def write_seal(root: Path) -> Path:
     target = root / SEAL_NAME
     write_atomic(target, "".join(lines))
     return target
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds `path` (`xfs`, `nfs4`); `unknown` where the kernel
+    does not tell.
+    """
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "unknown"
+    kinds: dict[str, str] = {}
+    for line in mounts.splitlines():  # of several mounts at one place the last one is on top
+        _, place, kind, *_ = line.split(" ")
+        kinds[place.replace("\\040", " ")] = kind
+    there = path.resolve()
+    held = (kinds.get(str(folder)) for folder in (there, *there.parents))
+    return next((kind for kind in held if kind), "unknown")
 
 
 def tree_files(root: Path) -> Iterable[Path]:

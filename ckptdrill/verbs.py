@@ -58,6 +58,7 @@ from ckptdrill.store import (
     RUN_FORMAT_VERSION,
     SOURCE_MANIFEST_NAME,
     RunFolder,
+    file_system,
     read_json,
     sha256_of,
     write_atomic,
@@ -103,7 +104,7 @@ def run(
     verdicts = judging.judge_run(folder, matrix, plans)
     _conclude(folder, plans)
     runs_.prune(folder, _spent(plans, verdicts))
-    packet.write(folder, key)
+    packet.write(folder, key, gates.preview)
     _summarise(folder)
     return worst(_tell(folder, plans, verdicts), outcome.code)
 
@@ -157,7 +158,7 @@ def judge(path: Path, sign_key: Path | None = None) -> ExitCode:
     with journal.locked(folder):
         verdicts = judging.judge_run(folder, matrix, plans)
         _conclude(folder, plans)
-        packet.write(folder, key)
+        packet.write(folder, key, gates.preview)
     _summarise(folder)
     changed = read_json(folder.run_json).get("source_unchanged") is False
     code = ExitCode.SOURCE_CHANGED if changed else ExitCode.AS_EXPECTED
@@ -342,7 +343,11 @@ def _begin(
                 "python": sys.version.split()[0],
                 **{name: importlib.metadata.version(name) for name in ("pydantic", "jinja2")},
             },
-            "node": {"cores": os.cpu_count(), "gpus": len(Capacity.detect().devices)},
+            "node": {
+                "cores": os.cpu_count(),
+                "gpus": len(Capacity.detect().devices),
+                "storage": file_system(folder.root),
+            },
         },
     )
 

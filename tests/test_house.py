@@ -42,6 +42,7 @@ ORDER = (
         "replay",
         "repro",
         "run",
+        "saved",
         "schedule",
         "sources",
         "step",

@@ -248,3 +248,15 @@ def test_trees_are_read_without_following_links(evidence: Path) -> None:
     assert "link.txt" not in names
     assert "big" in names
     assert list(store.tree_files(evidence / "run.json")) == [evidence / "run.json"]
+
+
+def test_the_file_system_is_that_of_the_mount_which_holds_the_path(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["stat", "--file-system", "--format=%T", "/proc"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert store.file_system(Path("/proc/self")) == done.stdout.strip()
+    assert store.file_system(tmp_path / "not" / "there") == store.file_system(tmp_path)
+    assert store.file_system(tmp_path) not in {"", "unknown"}

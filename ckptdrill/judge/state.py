@@ -8,6 +8,7 @@ row of the inventory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -96,7 +97,9 @@ def keys(state: Sampled) -> Check:
         problems += _key_problems(source, target)
     if not count:
         return Check(Item.KEYS, Held.NOT_OBSERVED, "no parameter or buffer was found in the job")
-    return _row(Item.KEYS, problems, f"{count} names with equal shape and dtype", state.refs)
+    row = _row(Item.KEYS, problems, f"{count} names with equal shape and dtype", state.refs)
+    dtypes = Counter(each.dtype for each in combine(state.source, "weights").values())
+    return replace(row, numbers={"parameter_dtypes": dict(sorted(dtypes.items()))})
 
 
 def weights(state: Sampled) -> Check:

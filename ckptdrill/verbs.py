@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -76,6 +77,7 @@ class Marks:
 
     sign_key: Path | None = None
     image_digest: str | None = None
+    nightly: bool = False  # begun by `ckptdrill nightly`, which may remove it some day
 
 
 def run(
@@ -89,17 +91,37 @@ def run(
     marks: Marks = Marks(),
 ) -> ExitCode:
     """Drill every cell, judge it, render the packet; the exit code of the run."""
-    mode = _mode(launcher)
+    mode = launch_mode(launcher)
     key = signing.private_key(marks.sign_key) if marks.sign_key else None
+    matrix, plans = ready(path, python)
+    folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
+    begin(folder, matrix, resume=resume, marks=marks)
+    options = runs_.Options(launcher=mode, resume=resume, keep=keep)
+    return carried_out(matrix, plans, folder, options, key)
+
+
+def ready(path: Path, python: str | None) -> tuple[Matrix, tuple[Plan, ...]]:
+    """The matrix at `path` and its plans, with every interpreter in place that they need.
+
+    Raises UserError for what is wrong with any of them.
+    """
     matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
     plans = plans_.plan_all(matrix)
     matrix = _built(matrix, plans)
     _check_torch(matrix, plans)
-    folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
-    _begin(folder, matrix, resume=resume, image_digest=marks.image_digest)
+    return matrix, plans
+
+
+def carried_out(
+    matrix: Matrix,
+    plans: Sequence[Plan],
+    folder: RunFolder,
+    options: runs_.Options,
+    key: Ed25519PrivateKey | None,
+) -> ExitCode:
+    """Start what has not ended in a run that has begun, judge, render, print; its exit code."""
     with progress.shown(plans_.steps_of(plans)) as report:
-        options = runs_.Options(launcher=mode, resume=resume, keep=keep, report=report)
-        outcome = runs_.execute(matrix, plans, folder, options)
+        outcome = runs_.execute(matrix, plans, folder, replace(options, report=report))
     verdicts = judging.judge_run(folder, matrix, plans)
     _conclude(folder, plans)
     runs_.prune(folder, _spent(plans, verdicts))
@@ -304,9 +326,7 @@ def _show(console: Console, title: str, lines: Iterable[str]) -> None:
 # Before and after the launches
 
 
-def _begin(
-    folder: RunFolder, matrix: Matrix, *, resume: bool, image_digest: str | None = None
-) -> None:
+def begin(folder: RunFolder, matrix: Matrix, *, resume: bool, marks: Marks = Marks()) -> None:
     """Write down what is run before anything runs. A resumed run must be of the same matrix."""
     # A run that was killed before this was written has not begun.
     if resume and folder.run_json.exists():
@@ -332,7 +352,8 @@ def _begin(
             "git_head": _git_head(matrix),
             "program": matrix.job.program,
             "program_sha256": sha256_of(Path(matrix.job.program)) if matrix.job.program else None,
-            "image_digest": image_digest,
+            "image_digest": marks.image_digest,
+            "nightly": marks.nightly,
             "installed": {
                 name: installed(environment.python)
                 for name, environment in matrix.environments.items()
@@ -442,7 +463,8 @@ def _code(verdict: Verdict) -> ExitCode:
 # Finding things
 
 
-def _mode(launcher: str) -> Mode:
+def launch_mode(launcher: str) -> Mode:
+    """The launcher that the command line names. Raises UserError for an unknown one."""
     try:
         return Mode(launcher)
     except ValueError:

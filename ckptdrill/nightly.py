@@ -91,10 +91,10 @@ def nightly(path: Path, options: Options) -> ExitCode:
     _check(options)
     mode = verbs.launch_mode(options.launcher)
     key = signing.private_key(options.sign_key) if options.sign_key else None
-    matrix, plans = verbs.ready(path, options.python)
-    folder = options.runs / safe_name(matrix.name)
-    night = _Night(matrix, folder, options, began, now_s)
+    folder = options.runs / safe_name(_name(path))
     with alone(folder):
+        matrix, plans = verbs.ready(path, options.python)
+        night = _Night(matrix, folder, options, began, now_s)
         past = history.read_all(folder)
         _look_at_the_clock(past, now_s)
         for line in retention.make_room(folder, past, options.limits, now_s):
@@ -112,6 +112,14 @@ def nightly(path: Path, options: Options) -> ExitCode:
             _write_metrics(night, code)
         _report(night, run)
         return code
+
+
+def _name(path: Path) -> str:
+    """The name of a matrix. Raises UserError for what is wrong with its text."""
+    try:
+        return matrices.parse(path.read_bytes(), path).name
+    except OSError as error:
+        raise UserError(f"cannot read the matrix: {error.strerror}", where=str(path)) from error
 
 
 def _check(options: Options) -> None:
@@ -350,10 +358,7 @@ def printed(kind: Kind, path: Path, options: Options) -> ExitCode:
     """Print what starts this command every night: with full paths, except for a build server, which
     has a checkout of its own.
     """
-    try:
-        name = matrices.parse(path.read_bytes(), path).name
-    except OSError as error:
-        raise UserError(f"cannot read the matrix: {error.strerror}", where=str(path)) from error
+    name = _name(path)
     here = kind in (Kind.CRON, Kind.SYSTEMD)
     program = shutil.which("ckptdrill") or str(Path(sys.executable).with_name("ckptdrill"))
     command = [program if here else "ckptdrill", "nightly", _place(path, here)]

@@ -2,8 +2,8 @@
 
 Pure choice first: a run is removed only when `ckptdrill nightly` began it, it is beyond both
 limits, and neither the newest evidence of any cell, nor its newest Pass, nor the newest resume
-point rests on it. Then each is written down in `history.jsonl`, moved aside and deleted. A folder that holds a
-file which no run writes is left alone, and so is one that a process holds.
+point rests on it. Then each is written down in `history.jsonl`, moved aside and deleted. A folder
+that holds a file which no run writes is left alone, and so is one that a process holds.
 """
 
 from __future__ import annotations

@@ -15,6 +15,17 @@ from ckptdrill.manual import page
 from ckptdrill.timetables import Kind
 
 _INTERNAL = {ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL]}
+_OF_DOCTOR = {
+    ExitCode.AS_EXPECTED: "nothing is failing",
+    ExitCode.UNSUPPORTED: "something is failing: a run would end there",
+    ExitCode.USAGE: "usage error",
+    **_INTERNAL,
+}
+_OF_INIT = {
+    ExitCode.AS_EXPECTED: "the matrix is written",
+    ExitCode.USAGE: "usage error, no such script or checkpoint, or the file exists already",
+    **_INTERNAL,
+}
 _OF_HISTORY = {
     ExitCode.AS_EXPECTED: "printed",
     ExitCode.USAGE: "usage error, or there is no run",
@@ -58,8 +69,8 @@ def nightly(
         Optional[float],  # noqa: UP045 - typer reads this form
         typer.Option(
             "--budget-s",
-            help="Seconds after which no launch begins or goes on. Cells without a verdict come "
-            "first, then those that failed last, then those with the oldest evidence.",
+            help="Seconds after which no launch begins or goes on. First come cells never run, "
+            "then those that failed last, then the oldest evidence.",
         ),
     ] = None,
     keep_runs: Annotated[
@@ -95,11 +106,10 @@ def nightly(
 ) -> None:
     """Drill a matrix once more, unattended: one command for cron, systemd or a build server.
 
-    A second one leaves at once with exit code 75. A run that was killed is continued, if neither
-    the matrix nor code nor versions have changed and it began within a day. A budget that is too
-    short for the matrix leaves cells `not-run`: the exit code is then 3, and the next night begins
-    with them. Old runs are removed, never one that holds the newest evidence of a cell, one that
-    `ckptdrill run` made, or one with a file in it that no run writes.
+    A second one leaves at once with exit code 75. A run that was killed within the last day is
+    continued, if matrix, code and versions are the same. Cells that the budget leaves out are
+    `not-run`: the exit code is then 3, and the next night begins with them. Old runs are removed,
+    never one with the newest evidence of a cell, one of `ckptdrill run`, or one with foreign files.
     """
     from ckptdrill import nightly as nights
     from ckptdrill.retention import Limits
@@ -149,3 +159,62 @@ def history(
     from ckptdrill import history_text
 
     raise typer.Exit(history_text.show(runs, cells=cell, limit=limit, as_json=as_json))
+
+
+@app.command(
+    short_help="Write a first matrix for a script.",
+    epilog=page(
+        "a script, as text; with --checkpoint a checkpoint, which is read and not executed.",
+        "where the matrix was written, what was guessed and what is to be filled in.",
+        _OF_INIT,
+        "ckptdrill init --program train.py",
+        "ckptdrill init --program train.py --checkpoint ckpt/step_12000 --output drill.yaml",
+        "ckptdrill plan drill.yaml",
+    ),
+)
+def init(
+    program: Annotated[
+        Path, typer.Option(help="The training script that torchrun starts.", show_default=False)
+    ],
+    checkpoint: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this form
+        typer.Option(help="A checkpoint of it: the matrix then starts from that one."),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The file to write; never one that exists.")] = Path(
+        "drill.yaml"
+    ),
+) -> None:
+    """Write a first matrix for a script, with a comment on everything that was guessed.
+
+    Arguments are looked for where argparse, click, typer or dataclasses declare them, names of
+    checkpoints where the script makes them from a step. The script is never run. What only you can
+    know is marked FILL IN.
+    """
+    from ckptdrill import verbs
+
+    raise typer.Exit(verbs.init(program, checkpoint, output))
+
+
+@app.command(
+    short_help="Look the machine over before a run.",
+    epilog=page(
+        "nothing; --python names the job's interpreter.",
+        "a line per finding: ok, warning or failing, what was found, and the next move.",
+        _OF_DOCTOR,
+        "ckptdrill doctor --python ~/train/.venv/bin/python",
+        "ckptdrill doctor --json",
+    ),
+)
+def doctor(
+    python: Python = None,
+    runs: Annotated[Path, typer.Option(help="Folder that will hold all runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Look the machine over before a run: versions, GPUs, room, isolation, ports, limits.
+
+    torch is not imported, nothing is started that trains. A warning costs isolation, speed or room;
+    what is failing would end a run.
+    """
+    from ckptdrill import doctor as doctors
+
+    raise typer.Exit(doctors.examine(python, runs, as_json=as_json))

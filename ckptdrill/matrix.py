@@ -198,9 +198,12 @@ def check_program(job: Job, where: str | None = None) -> None:
     `where` names the line of the matrix that asked for it. A module is left to the job's own
     interpreter: only that one can find it.
     """
-    if job.program is None:
-        return
-    path = Path(job.program)
+    if job.program is not None:
+        check_script(Path(job.program), where)
+
+
+def check_script(path: Path, where: str | None = None) -> None:
+    """Raise UserError unless `path` is a readable Python file that compiles."""
     if path.suffix != ".py" or not path.is_file():
         message = f"no Python file {path}" if path.suffix == ".py" else f"{path} is no .py file"
         raise UserError(message, where=where, hint=_similar(path))

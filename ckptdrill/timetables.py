@@ -89,10 +89,11 @@ restore-drills:
   artifacts:
     when: always
     paths: ["{runs}/{name}/*/"]
-    exclude: ["{runs}/{name}/*/work/**/*"]
+    exclude: ["{runs}/{name}/*/{work}/**/*"]
     reports:
       junit: "{runs}/{name}/*/junit.xml"
 """
+_CHECKPOINTS = "work"  # the part of a run folder that is no evidence
 _FORMS = MappingProxyType(
     {Kind.CRON: _CRON, Kind.SYSTEMD: _SYSTEMD, Kind.GITHUB: _GITHUB, Kind.GITLAB: _GITLAB}
 )
@@ -103,7 +104,9 @@ def render(kind: Kind, command: Sequence[str], name: str, runs: str, user: str) 
 
     A build server starts in a checkout of its own: give paths relative to that.
     """
-    return _FORMS[kind].format(command=_quoted(kind, command), name=name, runs=runs, user=user)
+    return _FORMS[kind].format(
+        command=_quoted(kind, command), name=name, runs=runs, user=user, work=_CHECKPOINTS
+    )
 
 
 def _quoted(kind: Kind, command: Sequence[str]) -> str:

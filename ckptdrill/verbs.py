@@ -27,6 +27,7 @@ from rich.text import Text
 from ckptdrill import (
     __version__,
     documentation,
+    drafting,
     drill,
     environments,
     journal,
@@ -128,6 +129,21 @@ def carried_out(
     packet.write(folder, key)
     _summarise(folder)
     return worst(_tell(folder, plans, verdicts), outcome.code)
+
+
+def init(program: Path, checkpoint: Path | None, output: Path) -> ExitCode:
+    """Write a first matrix for a script, and say what is left to do."""
+    matrices.check_script(program)
+    text = drafting.draft(program, output.parent, checkpoint, _ranks_that_fit())
+    drafting.write(output, text)
+    lines = [line.strip() for line in text.splitlines()]
+    console = Console(soft_wrap=True)
+    console.print(Text(f"{output} is written; the script was read, not run"))
+    for word in ("FILL IN", "guess"):
+        marked = [number for number, line in enumerate(lines, 1) if word in line and number > 3]
+        console.print(Text(f"{word}: lines {', '.join(map(str, marked)) or 'none'}"))
+    console.print(Text(f"next: ckptdrill plan {output}"))
+    return ExitCode.AS_EXPECTED
 
 
 def plan(path: Path, python: str | None) -> ExitCode:

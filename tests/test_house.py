@@ -51,6 +51,8 @@ ORDER = (
     ("documentation", "ledger", "ledger_text", "packet"),
     ("history",),
     ("changes", "history_text", "retention", "textfile", "timetables"),
+    ("doctor", "scripts"),
+    ("drafting",),
     ("gate",),
     ("diffing", "inspecting", "manifest_verbs", "verbs"),
     ("nightly",),

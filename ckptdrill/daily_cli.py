@@ -168,7 +168,8 @@ def history(
         "where the matrix was written, what was guessed and what is to be filled in.",
         _OF_INIT,
         "ckptdrill init --program train.py",
-        "ckptdrill init --program train.py --checkpoint ckpt/step_12000 --output drill.yaml",
+        "ckptdrill init --program train.py --checkpoint ckpt/step_12000 \\",
+        "  --output drill.yaml",
         "ckptdrill plan drill.yaml",
     ),
 )

@@ -20,7 +20,9 @@ from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, UserError
 from ckptdrill.manual import codes as _codes
 from ckptdrill.manual import page as _page
 
-_OF_VERDICTS = {c: text for c, text in EXIT_CODE_MEANING.items() if c is not ExitCode.BUSY}
+_OF_VERDICTS: dict[ExitCode, str] = {
+    c: text for c, text in EXIT_CODE_MEANING.items() if c is not ExitCode.BUSY
+}
 _OF_A_QUESTION = {
     ExitCode.AS_EXPECTED: "printed",
     ExitCode.USAGE: "usage error",

@@ -116,10 +116,7 @@ def nightly(path: Path, options: Options) -> ExitCode:
 
 def _name(path: Path) -> str:
     """The name of a matrix. Raises UserError for what is wrong with its text."""
-    try:
-        return matrices.parse(path.read_bytes(), path).name
-    except OSError as error:
-        raise UserError(f"cannot read the matrix: {error.strerror}", where=str(path)) from error
+    return matrices.parse(matrices.text_of(path), path).name
 
 
 def _check(options: Options) -> None:

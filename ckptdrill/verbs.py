@@ -540,7 +540,10 @@ def _newest(runs: Path, matrix: Matrix) -> RunFolder:
 def _run_folder(path: Path) -> RunFolder:
     root = path.parent if path.is_file() else path
     if not (root / "run.json").exists():
-        raise UserError(f"{path} is not the folder of a run", hint="it must hold run.json")
+        raise UserError(
+            f"{path} is not the folder of a run",
+            hint="it must hold run.json: name runs/NAME/latest, or a folder beside that",
+        )
     return RunFolder(root.resolve())
 
 

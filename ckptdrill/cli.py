@@ -6,7 +6,9 @@ code, and anything unforeseen into exit code 70 with its traceback in a file, no
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -23,6 +25,9 @@ from ckptdrill.manual import page as _page
 _OF_VERDICTS: dict[ExitCode, str] = {
     c: text for c, text in EXIT_CODE_MEANING.items() if c is not ExitCode.BUSY
 }
+# What a shell reports of a program that wrote to a pipe nobody reads: 128 + SIGPIPE.
+_NO_READER = 141
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OF_A_QUESTION = {
     ExitCode.AS_EXPECTED: "printed",
     ExitCode.USAGE: "usage error",
@@ -524,11 +529,27 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     try:
         app(standalone_mode=True)
+        sys.stdout.flush()
     except UserError as error:
         print(f"ckptdrill: {error}", file=sys.stderr)  # noqa: T201 - errors go to standard error
         sys.exit(error.code)
+    except SystemExit as end:
+        # typer ends with 1 then, which would read as a verdict.
+        sys.exit(_NO_READER if isinstance(end.__context__, BrokenPipeError) else end.code)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            sys.exit(_report_defect())
+        sys.exit(_report_no_room(error))
     except Exception:  # noqa: BLE001 - a defect of ckptdrill must still end in a known exit code
         sys.exit(_report_defect())
+
+
+def _report_no_room(error: OSError) -> ExitCode:
+    """What was to be printed had no room; nothing of it may be tried again when Python ends."""
+    print(f"ckptdrill: cannot write: {error.strerror}", file=sys.stderr)  # noqa: T201 - as above
+    print("  next:  free some space, or print elsewhere", file=sys.stderr)  # noqa: T201 - as above
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.UNPROVEN
 
 
 def _report_defect() -> ExitCode:

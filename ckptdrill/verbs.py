@@ -187,9 +187,7 @@ def judge(path: Path, sign_key: Path | None = None) -> ExitCode:
     """Judge a stored run again and render its packet; the exit code its verdicts give."""
     key = signing.private_key(sign_key) if sign_key else None
     folder = _run_folder(path)
-    matrix = matrices.parse(
-        folder.matrix.read_bytes(), Path(read_json(folder.run_json)["matrix_path"])
-    )
+    matrix = _stored_matrix(folder)
     _refuse_changed_evidence(folder)
     plans = judging.stored_plans(folder)
     with journal.locked(folder):
@@ -200,6 +198,25 @@ def judge(path: Path, sign_key: Path | None = None) -> ExitCode:
     changed = read_json(folder.run_json).get("source_unchanged") is False
     code = ExitCode.SOURCE_CHANGED if changed else ExitCode.AS_EXPECTED
     return worst(code, _tell(folder, plans, verdicts))
+
+
+def _stored_matrix(folder: RunFolder) -> Matrix:
+    """The matrix of a stored run. Raises UserError when this is not a run that can be judged."""
+    about = read_json(folder.run_json)
+    made = about.get("format", 1) if isinstance(about, dict) else None
+    if isinstance(made, int) and made > RUN_FORMAT_VERSION:
+        raise UserError(
+            f"a newer ckptdrill wrote this run: its form is {made}, known is {RUN_FORMAT_VERSION}",
+            where=str(folder.root),
+            hint="judge it with that version",
+        )
+    if not isinstance(made, int) or not isinstance(about.get("matrix_path"), str):
+        raise UserError(
+            "run.json is not that of a run",
+            where=str(folder.root),
+            hint="it is torn or was changed; `ckptdrill verify` says what else is",
+        )
+    return matrices.parse(matrices.text_of(folder.matrix), Path(about["matrix_path"]))
 
 
 def _refuse_changed_evidence(folder: RunFolder) -> None:
@@ -539,7 +556,7 @@ def _newest(runs: Path, matrix: Matrix) -> RunFolder:
 
 def _run_folder(path: Path) -> RunFolder:
     root = path.parent if path.is_file() else path
-    if not (root / "run.json").exists():
+    if not (root / "run.json").is_file():
         raise UserError(
             f"{path} is not the folder of a run",
             hint="it must hold run.json: name runs/NAME/latest, or a folder beside that",

@@ -435,9 +435,14 @@ def test_a_guard_without_an_older_step_stops_the_launch(
     machine: FakeMachine, tmp_path: Path
 ) -> None:
     plan = faulty(DamageKind.BIT_FLIP, guard="manifest")
-    _, outcome = carry_out(tmp_path, (plan,), matrix(job(restore_step=8, saves=(8,))))
-    assert outcome.steps["damage.a"].state is StepState.FAILED
-    assert "no older whole checkpoint" in str(outcome.steps["damage.a"].reason)
+    run, outcome = carry_out(tmp_path, (plan,), matrix(job(restore_step=8, saves=(8,))))
+    record = store.read_json(run.damage("damage.a"))
+    assert (record["guard_refused"], record["selected_step"]) == (True, None)
+    assert record["manifest"]["problems"] == [{"kind": "size-differs", "path": "shard"}]
+    assert outcome.steps["damage.a"].state is StepState.ENDED
+    assert outcome.steps[FAULTY].state is StepState.SKIPPED
+    assert "no older checkpoint is whole" in str(outcome.steps[FAULTY].reason)
+    assert FAULTY not in machine.launchers
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,9 @@ class _Desk:
 
     def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
         """The verdict of one plan; a chain that breaks at its first resume ends there."""
+        left_out = self._left_out(plan)
+        if left_out is not None:
+            return _not_run(plan, left_out)
         if plan.replay is not None:
             return self._interrupted(plan, plan.replay, control_failed)
         if plan.stalled is not None:
@@ -133,6 +136,15 @@ class _Desk:
         if _broken(first):
             return replace(first, explanation=f"the first resume already: {first.explanation}")
         return table.judge(self._evidence(_second_resume(plan), control_failed))
+
+    def _left_out(self, plan: Plan) -> str | None:
+        """The first step of a plan that the time budget of the run left no time for, and why."""
+        ids = [step.id for step in (*plan.steps, *_asked(self.run, self.matrix, plan))]
+        for step_id in ids:
+            entry = self.latest.get(step_id)
+            if entry is not None and entry.state is StepState.LEFT_OUT:
+                return f"{step_id} was left out: {entry.reason}"
+        return None
 
     def _interrupted(self, plan: Plan, step: Replay, control_failed: str | None) -> Verdict:
         """The verdict of a save that was interrupted; its undisturbed twin is judged first."""
@@ -151,6 +163,25 @@ class _Desk:
         launches = [step for step in plan.steps if isinstance(step, Launch)]
         records = {each.id: self._record(each.id, each.topology.world_size) for each in launches}
         return _evidence(self.run, self.matrix, plan, records, self._skipped, control_failed)
+
+
+def _not_run(plan: Plan, why: str) -> Verdict:
+    return Verdict(
+        cell_id=plan.cell.id,
+        claim=plan.claim,
+        word=VerdictWord.UNPROVEN,
+        reason=Reason.NOT_RUN,
+        explanation=why,
+        next_move="give the run more time, or continue it with --resume",
+    )
+
+
+def _asked(run: RunFolder, matrix: Matrix, plan: Plan) -> tuple[Launch, ...]:
+    """The launches that the replay of a plan has asked for, once it has run."""
+    if plan.replay is None or not run.replay(plan.replay.id).exists():
+        return ()
+    in_place = placeholders.resumes_in_place(matrix.job)
+    return interrupt.launches(plan, read_json(run.replay(plan.replay.id)), in_place=in_place)
 
 
 def _control_id(plan: Plan) -> str:

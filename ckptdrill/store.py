@@ -165,13 +165,15 @@ def _indented(value: Any) -> str:
 def read_json(path: Path) -> Any:
     """The JSON at `path`.
 
-    Raises UserError when it is missing or is not JSON.
+    Raises UserError when it is missing, cannot be read or is not JSON.
     """
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"no file {path}", hint="is this the folder of a run?") from error
-    except ValueError as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
 
 

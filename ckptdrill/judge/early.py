@@ -6,12 +6,16 @@ not run or recorded nothing, its control does not hold. None means that there is
 
 from __future__ import annotations
 
-from ckptdrill.judge import ending
+from collections.abc import Mapping
+
+from ckptdrill.judge import ending, surroundings
 from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.judge.trajectory import local_steps_of_save
 from ckptdrill.model import (
     Claim,
+    Item,
+    JsonValue,
     LaunchRecord,
     Reason,
     Verdict,
@@ -34,6 +38,8 @@ def before_the_restore(evidence: Evidence) -> Verdict | None:
     if plan.damage is not None and evidence.damage is None:
         why = evidence.skipped.get(plan.damage.id, "the damage step has not run")
         return _early(evidence, Reason.FAULT_NOT_FIRED, why, "see journal.jsonl")
+    if evidence.damage is not None and evidence.damage.get("guard_refused"):
+        return _guard_refused(evidence, evidence.damage)
     if restore is None:
         why = evidence.skipped.get(plan.restore.id, "the restore launch has not run")
         return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
@@ -53,6 +59,22 @@ def before_the_restore(evidence: Evidence) -> Verdict | None:
             "mend the baseline cell first; nothing can be said of this one before",
         )
     return None
+
+
+def _guard_refused(evidence: Evidence, damage: Mapping[str, JsonValue]) -> Verdict:
+    """The damage was found before the load, and nothing whole was left to restore instead."""
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNSUPPORTED,
+        reason=Reason.REFUSED,
+        explanation=f"{surroundings.told_of(damage)}; no older checkpoint is whole, so nothing was "
+        "started",
+        blame_item=Item.DAMAGE,
+        blame_subject=str(damage.get("file", "the checkpoint")),
+        facts=(f"damages/{damage.get('id')}.json",),
+        next_move="add an earlier step to job.saves, one that the job keeps",
+    )
 
 
 def _undrilled(evidence: Evidence) -> Verdict:

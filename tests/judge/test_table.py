@@ -210,6 +210,20 @@ def test_damage_that_changed_no_byte_did_not_fire() -> None:
     assert "the bytes are as before" in verdict.explanation
 
 
+def test_a_guard_that_has_nothing_whole_to_go_back_to_refuses() -> None:
+    named = {"problems": [{"kind": "checksum-differs", "path": "__0_0.distcp"}]}
+    history = damaged().ended(never=True)
+    plan = history.evidence.plan
+    assert plan.damage is not None
+    record = damage_record(plan.damage, guard_refused=True, manifest=named)
+    verdict = history.given(damage=record).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.REFUSED)
+    assert (verdict.blame_item, verdict.blame_subject) == (Item.DAMAGE, "__0_0.distcp")
+    assert "checksum-differs" in verdict.explanation
+    chosen = damage_record(plan.damage, guard_refused=False, manifest=named)
+    assert history.given(damage=chosen).verdict().reason is Reason.NOT_RUN
+
+
 def test_damage_that_left_no_record_did_not_fire() -> None:
     history = damaged().given(damage=None, skipped={"damage.cell": "no tensor matches *.foo"})
     word, reason, text = early(history)

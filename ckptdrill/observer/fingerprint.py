@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     """Ranges ``(start, length)`` of global indices along one dimension, in local order."""
     Box = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
     """Local values, the shape of the logical tensor, and where in it the values begin."""
+    Slab = tuple[int, int, int]
+    """Dimension along which a tensor is cut, where the slab begins along it, and its length."""
+    Part = tuple[torch.Tensor, Sequence[int], Sequence[Runs], int]
+    """Local values, the shape that they are part of, their ranges in it, and where that begins."""
 
 Entry = list[Any]
 """``[dtype, global shape, offsets, sizes, digest hex]``, as written to a ``state`` fact."""
@@ -92,19 +96,26 @@ def entry(tensor: torch.Tensor) -> Entry:
         return result
 
 
-def flat_entry(flat: torch.Tensor, global_shape: Sequence[int], start: int) -> Entry:
+def flat_entry(
+    flat: torch.Tensor, global_shape: Sequence[int], start: int, slab: Slab | None = None
+) -> Entry:
     """Return the entry of elements ``start … start + numel`` of the flattened logical tensor.
 
     `flat` is a contiguous range of the row-major elements (a flat shard of ZeRO, FSDP1 or
-    Megatron); it may be empty. Offsets and sizes are then one number each, in elements. Raises
-    TypeError as `entry` does.
+    Megatron); it may be empty. With a `slab` it is a range of the elements of that slab. Offsets
+    and sizes are then one number each, in elements, and with a slab a second one: where along its
+    dimension the slab begins, and 1. Raises TypeError as `entry` does.
     """
     with torch.no_grad():
         local = _unwrap(flat).detach().reshape(-1)
         _require_bytes(local)
-        size = local.numel()
-        words = _sum_words(local, (size,), [[(0, size)]], start)
-        return [_dtype_name(local.dtype), list(global_shape), [start], [size], _hex(words)]
+        words = [0, 0]
+        for part, shape, runs, base in _ranges_of_slab(local, global_shape, start, slab):
+            words = [a + b for a, b in zip(words, _sum_words(part, shape, runs, base))]
+        offsets, sizes = ([start], [local.numel()])
+        if slab is not None:
+            offsets, sizes = [start, slab[1]], [local.numel(), 1]
+        return [_dtype_name(local.dtype), list(global_shape), offsets, sizes, _hex(words)]
 
 
 def combine(entries: Iterable[Sequence[Any]]) -> str:
@@ -134,12 +145,17 @@ def project(tensor: torch.Tensor) -> list[float]:
     with torch.no_grad():
         local, shape, dim_runs, _ = _locate(tensor)
         _require_bytes(local)
-        total = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=local.device)
-        for box in _boxes(_reals(local), shape, dim_runs):
-            for flat, start in _pieces(*box):
-                for begin, end in _spans(start, flat.numel(), _CELL_ELEMENTS):
-                    total += _project_span(flat[begin:end].to(torch.float64), start + begin)
-        return [float(value) for value in total.tolist()]
+        return _project_parts(local.device, [(local, shape, dim_runs, 0)])
+
+
+def flat_project(
+    flat: torch.Tensor, global_shape: Sequence[int], start: int, slab: Slab | None = None
+) -> list[float]:
+    """Return the `project` of what `flat_entry` is the entry of."""
+    with torch.no_grad():
+        local = _unwrap(flat).detach().reshape(-1)
+        _require_bytes(local)
+        return _project_parts(local.device, _ranges_of_slab(local, global_shape, start, slab))
 
 
 def row_hashes(batch: torch.Tensor) -> list[str]:
@@ -208,6 +224,32 @@ def _shard_entry(local: torch.Tensor, shape: Sequence[int], dim_runs: Sequence[R
     words = _sum_words(local, shape, dim_runs)
     offsets = [_offset(runs) for runs in dim_runs]
     return [_dtype_name(local.dtype), list(shape), offsets, list(local.shape), _hex(words)]
+
+
+def _ranges_of_slab(
+    flat: torch.Tensor, shape: Sequence[int], start: int, slab: Slab | None
+) -> Iterator[Part]:
+    """Yield the parts of a range of a slab: what is left of its first row, whole rows, the rest.
+
+    Without a slab the range is one part, and so it is in a slab of whole rows.
+    """
+    size = flat.numel()
+    dim, offset, length = slab or (0, 0, 0)
+    inner = math.prod(shape[dim + 1 :]) if slab else 1
+    width, pitch, left = length * inner, (math.prod(shape[dim:]) if slab else 0), offset * inner
+    if slab is None or dim == 0:
+        yield flat, (size,), [[(0, size)]], start + left
+        return
+    head = min(-start % width, size)
+    rows = (size - head) // width
+    body = head + rows * width
+    for begin, end in ((0, head), (body, size)):
+        row, column = divmod(start + begin, width)
+        yield flat[begin:end], (end - begin,), [[(0, end - begin)]], row * pitch + left + column
+    if rows:
+        first = (start + head) // width
+        runs = [[(first, rows)], [(left, width)]]
+        yield flat[head:body].view(rows, width), (first + rows, pitch), runs, 0
 
 
 def _locate(
@@ -661,6 +703,18 @@ def _spans(
             step = min(left, limit) // cell * cell
         yield done, done + step
         done += step
+
+
+def _project_parts(device: torch.device, parts: Iterable[Part]) -> list[float]:
+    total = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=device)
+    for local, shape, dim_runs, base in parts:
+        each = 2 if local.is_complex() else 1
+        for box in _boxes(_reals(local), shape, dim_runs):
+            for flat, offset in _pieces(*box):
+                start = each * base + offset
+                for begin, end in _spans(start, flat.numel(), _CELL_ELEMENTS):
+                    total += _project_span(flat[begin:end].to(torch.float64), start + begin)
+    return [float(value) for value in total.tolist()]
 
 
 def _project_span(values: torch.Tensor, index: int) -> torch.Tensor:

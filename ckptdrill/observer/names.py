@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from .zero import is_engine
+
 WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module")
 
 
@@ -88,8 +90,13 @@ def find_roots(optimized: set[int]) -> Roots:
         if child is not None
     }
     roots = [m for m in modules if id(m) not in children and _has_state(m)]
-    roots.sort(key=lambda m: 0 if any(id(p) in optimized for p in m.parameters()) else 1)
+    roots.sort(key=lambda m: 0 if trains(m, optimized) else 1)
     return Roots([(label, weakref.ref(module)) for label, module in _labelled(roots)])
+
+
+def trains(module: Any, optimized: set[int]) -> bool:
+    """Whether a module has parameters that an optimizer steps on, be it through flat copies."""
+    return is_engine(module) or any(id(p) in optimized for p in module.parameters())
 
 
 def unwrapped(module: Any) -> Any:

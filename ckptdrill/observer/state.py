@@ -19,6 +19,7 @@ import torch
 from . import fingerprint
 from .columns import Columns
 from .names import Roots, own_class
+from .zero import Flats, Piece
 
 _NUMPY_GENERATORS = ("Generator", "RandomState")
 
@@ -35,18 +36,21 @@ def describe(
     """The whole state, tensors in columns, with or without projections; see below for each part."""
     names = roots.parameter_names()
     optimizers = list(optimizers)
+    flats = Flats(module for _, module in roots.modules)
+    schedulers = [*schedulers]
+    schedulers += [s for s in flats.schedulers() if all(s is not known for known in schedulers)]
     with torch.no_grad():
         return {
-            "weights": columns.of({name: entry(p) for name, p in roots.parameters()}),
+            "weights": columns.of({n: flats.weight(p) or entry(p) for n, p in roots.parameters()}),
             "broadcast_buffers": any(
                 getattr(module, "broadcast_buffers", False) for _, module in roots.modules
             ),
             "buffers": columns.of({name: entry(b) for name, b, _ in roots.buffers()}),
-            "optimizer": columns.of(optimizer_state(optimizers, names)),
-            "groups": [_groups(optimizer, names, columns) for optimizer in optimizers],
-            "projections": columns.of(_projections(roots)) if projected else {},
+            "optimizer": columns.of(optimizer_state(optimizers, names, flats)),
+            "groups": [_groups(optimizer, names, flats, columns) for optimizer in optimizers],
+            "projections": columns.of(_projections(roots, flats)) if projected else {},
             "schedulers": [_plain_state(s, optimizers) for s in schedulers],
-            "scalers": [plain(s.state_dict()) for s in scalers],
+            "scalers": [*(plain(s.state_dict()) for s in scalers), *map(plain, flats.scalers())],
         }
 
 
@@ -152,12 +156,12 @@ def _plain_tensor(tensor: torch.Tensor) -> Any:
     return entry(tensor)
 
 
-def _projections(roots: Roots) -> dict[str, list[float]]:
+def _projections(roots: Roots, flats: Flats) -> dict[str, list[float]]:
     """Layout-free projections of the trained parameters: differences of two give an update's size
     and direction without keeping a tensor.
     """
     return {
-        name: fingerprint.project(parameter)
+        name: flats.projection(parameter) or fingerprint.project(parameter)
         for name, parameter in roots.parameters()
         if parameter.requires_grad and not parameter.is_meta
     }
@@ -173,7 +177,7 @@ def entry(tensor: torch.Tensor) -> Any:
         return f"<not digested: {error}>"
 
 
-def optimizer_state(optimizers: list[Any], names: dict[int, str]) -> dict[str, Any]:
+def optimizer_state(optimizers: list[Any], names: dict[int, str], flats: Flats) -> dict[str, Any]:
     """`{"embed.weight.exp_avg": entry, "embed.weight.step": 5.0}`; a later
     optimizer is prefixed.
     """
@@ -181,13 +185,23 @@ def optimizer_state(optimizers: list[Any], names: dict[int, str]) -> dict[str, A
     for position, optimizer in enumerate(optimizers):
         prefix = f"optimizer{position}:" if position else ""
         state = getattr(optimizer, "state", {})
-        for name, parameter in _members(optimizer, names):
+        for name, piece in _pieces(optimizer, names, flats):
+            for key, value in flats.state(optimizer, piece).items():
+                found[f"{prefix}{name}.{key}"] = plain(value)
+        for name, parameter in _members(optimizer, names, flats):
             for key, value in (state.get(parameter, {}) or {}).items():
                 found[f"{prefix}{name}.{key}"] = plain(value)
     return found
 
 
-def _members(optimizer: Any, names: dict[int, str]) -> list[tuple[str, Any]]:
+def _pieces(optimizer: Any, names: dict[int, str], flats: Flats) -> list[tuple[str, Piece]]:
+    return [(names.get(id(p.parameter), "(unnamed)"), p) for p in flats.of(optimizer)]
+
+
+def _members(optimizer: Any, names: dict[int, str], flats: Flats) -> list[tuple[str, Any]]:
+    """(name, parameter) of what an optimizer steps on itself."""
+    if flats.of(optimizer):
+        return []
     return [
         (names.get(id(parameter), f"group{g}[{p}]"), parameter)
         for g, group in enumerate(getattr(optimizer, "param_groups", []))
@@ -195,13 +209,24 @@ def _members(optimizer: Any, names: dict[int, str]) -> list[tuple[str, Any]]:
     ]
 
 
-def _groups(optimizer: Any, names: dict[int, str], columns: Columns) -> list[dict[str, Any]]:
-    """Hyper-parameters by group; its members are the id of a layout that lists them."""
+def _groups(
+    optimizer: Any, names: dict[int, str], flats: Flats, columns: Columns
+) -> list[dict[str, Any]]:
+    """Hyper-parameters by group; its members are the id of a layout that lists them.
+
+    The last group is of pieces that no group of the optimizer holds any more, if there are any.
+    """
     groups = []
+    pieces = _pieces(optimizer, names, flats)
     for g, group in enumerate(getattr(optimizer, "param_groups", [])):
-        members = [names.get(id(p), f"group{g}[{i}]") for i, p in enumerate(group["params"])]
+        members = [name for name, piece in pieces if piece.group == g]
+        if not pieces:
+            members = [names.get(id(p), f"group{g}[{i}]") for i, p in enumerate(group["params"])]
         values = {k: plain(v) for k, v in group.items() if k != "params" and not callable(v)}
         groups.append({"members": columns.names(members), "hyper": values})
+    orphans = [name for name, piece in pieces if piece.group < 0]
+    if orphans:
+        groups.append({"members": columns.names(orphans), "hyper": {"trained": False}})
     return groups
 
 

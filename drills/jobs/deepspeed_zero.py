@@ -99,8 +99,8 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         self.seen += 1
         x = self.tokens(tokens)
-        x = x + self.positions
-        return x + self.frozen(x) * (self.seen / (self.seen + 4))
+        x = x + self.positions.to(x.dtype)
+        return x + self.frozen(x) * (self.seen / (self.seen + 4)).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -118,7 +118,8 @@ class Block(nn.Module):
         self.register_buffer("causal_mean", lower / lower.sum(1, keepdim=True), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.causal_mean @ self.mix(self.norm_mix(x)))
+        mixed = self.causal_mean.to(x.dtype) @ self.mix(self.norm_mix(x))
+        x = x + self.dropout(mixed)
         return x + self.dropout(self.down(F.gelu(self.up(self.norm_mlp(x)))))
 
 

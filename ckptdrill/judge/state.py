@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ckptdrill.judge.logical import Logical, combine, quoted
+from ckptdrill.judge.logical import Logical, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
@@ -149,7 +149,17 @@ def _missing_on_a_rank(state: Sampled) -> list[str]:
         for before, after in zip(state.source, state.target, strict=True)
         for name in sorted(before.data["optimizer"].keys() - after.data["optimizer"].keys())
         if any(name in other.data["optimizer"] for other in state.target)
+        and not _holds_nothing(after, name)
     ]
+
+
+def _holds_nothing(fact: Fact, name: str) -> bool:
+    """Whether a flat partition leaves this rank no element of the parameter of an optimizer's
+    entry: then its optimizer has none for it either.
+    """
+    parameter = name.rpartition(":")[2].rpartition(".")[0]
+    entry = fact.data["weights"].get(parameter)
+    return is_entry(entry) and entry[3] == [0]
 
 
 def hyperparameters(state: Sampled) -> Check:

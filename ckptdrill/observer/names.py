@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from . import flat
 from .zero import is_engine
 
 WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module")
@@ -34,11 +35,13 @@ class Roots:
         alive = [(label, reference()) for label, reference in self.found]
         return [(label, module) for label, module in alive if module is not None]
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(canonical name, parameter), a tied parameter under each of its names."""
+    def parameters(self) -> Iterator[tuple[str, flat.Parameter]]:
+        """(canonical name, parameter), a tied parameter under each of its names; for what lies in
+        a flat partition of FSDP1, the fragment that this rank holds.
+        """
         for label, module in self.modules:
-            for name, tensor in module.named_parameters(remove_duplicate=False):
-                yield label + self._canonical(name, module), tensor
+            for name, parameter in flat.named_parameters(module):
+                yield label + self._canonical(name, module), parameter
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """(canonical name, buffer, whether it is persistent)."""
@@ -53,19 +56,24 @@ class Roots:
     def generators(self, is_generator: Callable[[Any], bool]) -> dict[str, Any]:
         """Generator objects that modules keep as attributes, by the name of the module."""
         return {
-            f"{label}{prefix}.{key}": value
+            label + self._canonical(f"{prefix}.{key}", module): value
             for label, module in self.modules
             for prefix, child in module.named_modules()
             for key, value in list(vars(child).items())
             if is_generator(value)
         }
 
-    def parameter_names(self) -> dict[int, str]:
-        """id(parameter) -> its first canonical name."""
-        names: dict[int, str] = {}
-        for name, tensor in self.parameters():
-            names.setdefault(id(tensor), name)
-        return names
+    def by_parameter(self) -> flat.Inside:
+        """id(what an optimizer knows) -> the parameters in it, each by its first canonical name:
+        one, or all those of a flat partition.
+        """
+        found: flat.Inside = {}
+        for name, parameter in self.parameters():
+            whole = parameter.whole if isinstance(parameter, flat.Fragment) else parameter
+            inside = found.setdefault(id(whole), {})
+            if all(parameter is not known for known in inside.values()):
+                inside[name] = parameter
+        return found
 
     def _canonical(self, name: str, module: Any) -> str:
         parts = []

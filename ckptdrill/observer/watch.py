@@ -206,7 +206,7 @@ class Watch:
         if self.recorder.step == 0:
             roots = self._roots or names.find_roots(self._optimized())
             flats = zero.Flats(module for _, module in roots.modules)
-            values = state.optimizer_state([optimizer], roots.parameter_names(), flats)
+            values = state.optimizer_state([optimizer], roots.by_parameter(), flats)
             columns = self.recorder.columns.of(values)
             self.recorder.record("restored", part="optimizer", values=columns)
 

@@ -127,7 +127,7 @@ def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str]
     if end.how is not End.TRAINED:
         return (
             f"the source run failed: {end.text}",
-            f"read {folder}/rank0.err and {folder}/launcher.err",
+            end.remedy or f"read {folder}/rank0.err and {folder}/launcher.err",
         )
     if not source.of("stepped"):
         return (

@@ -134,10 +134,19 @@ def moments(state: Sampled) -> Check:
         state.refs,
         _incomplete(source, target),
     )
-    if source and len(lost) == len(source):
-        summary = f"all {len(lost)} entries of the source are missing: a fresh optimizer"
+    kept = [name for name in source if is_master(name)]
+    if lost and len(lost) == len(source) - len(kept):
+        beside = " but the master weights" if kept else ""
+        summary = f"all {len(lost)} entries of the source{beside} are missing: a fresh optimizer"
         return replace(check, summary=summary)
     return check
+
+
+def is_master(name: str) -> bool:
+    """True for the float32 copies of weights that DeepSpeed steps on: they are there before any
+    moment is.
+    """
+    return name.endswith(".fp32")
 
 
 def _missing_on_a_rank(state: Sampled) -> list[str]:

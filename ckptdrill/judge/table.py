@@ -112,7 +112,7 @@ def _hung(case: Case) -> Verdict | None:
             Reason.TIMED_OUT,
             case.end.text,
             None,
-            f"raise job.timeout_s, or {stacks}",
+            case.end.remedy or f"raise job.timeout_s, or {stacks}",
         )
     return None
 

@@ -21,6 +21,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import file_baton
 
 from . import engine, inventory
 from .facts import Recorder, chain
@@ -41,6 +42,7 @@ def install(watch: Watch, recorder: Recorder) -> None:
         _restore_hooks,
         _checkpoint_hooks,
         _process_group_hook,
+        _extension_hook,
     ):
         recorder.guarded(part)(watch, recorder)
 
@@ -432,3 +434,40 @@ def _process_group_hook(_watch: Watch, recorder: Recorder) -> None:
 
     torch.distributed.init_process_group = init_process_group
     torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+
+def _extension_hook(_watch: Watch, recorder: Recorder) -> None:
+    """Note who compiles an extension of torch at run time, and who waits for the one that does.
+
+    A build takes a lock file and the others wait until it is gone, without a limit: a build that
+    was killed leaves it behind, and every later start waits for nobody.
+    """
+    baton = file_baton.FileBaton
+    plain_acquire, plain_wait, plain_release = baton.try_acquire, baton.wait, baton.release
+
+    @recorder.guarded
+    def note(self: Any, does: str) -> None:
+        recorder.record_durably("extension", does=does, lock=os.path.abspath(self.lock_file_path))
+
+    @functools.wraps(plain_acquire)
+    def try_acquire(self: Any) -> Any:
+        acquired = plain_acquire(self)
+        if acquired:
+            note(self, "builds")
+        return acquired
+
+    @functools.wraps(plain_wait)
+    def wait(self: Any) -> Any:
+        note(self, "waits")
+        result = plain_wait(self)
+        note(self, "done")
+        return result
+
+    @functools.wraps(plain_release)
+    def release(self: Any) -> Any:
+        result = plain_release(self)
+        note(self, "done")
+        return result
+
+    for method in (try_acquire, wait, release):
+        setattr(baton, method.__name__, method)

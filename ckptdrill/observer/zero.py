@@ -2,12 +2,12 @@
 
 Under ZeRO the job's optimizer steps on one flat float32 partition per group and rank, and its state
 knows no parameter. Which part of it belongs to which parameter is told by the engine's optimizer:
-the fragments of stages 1 and 2, the partitions of stage 3, the order of a group where it is flat
-but whole. Every such *piece* is looked up in the live flat tensor, in the live optimizer's state
-and in the live group that holds it, never in a copy or a file: what counts is what the parameter is
-really trained with. Tensor-parallel weights are placed in the weight that they are a slab of. So
-the digests of all ranks add up to those of the undivided tensors, whatever stage, number of ranks
-or tensor-parallel degree they come from.
+the order of a group and the rank in stages 1 and 2, the partitions of stage 3. Every such *piece*
+is looked up in the live flat tensor, in the live optimizer's state and in the live group that holds
+it, never in a copy or a file: what counts is what the parameter is really trained with.
+Tensor-parallel weights are placed in the weight that they are a slab of. So the digests of all
+ranks add up to those of the undivided tensors, whatever stage, number of ranks or tensor-parallel
+degree they come from.
 
 DeepSpeed is reached through the modules that the job has imported, and only read.
 """
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 
 _ENGINE_MODULE = "deepspeed.runtime.engine"
 _TENSOR_PARALLEL = "ds_autotp_universal_checkpoint_meta"
-# Attributes of the engine's optimizers: groups of parameters, and the flat tensor of each group.
-_FRAGMENTED = (
-    ("bit16_groups", "single_partition_of_fp32_groups"),  # stages 1 and 2
-    ("bf16_groups", "fp32_groups_flat_partition"),  # BF16_Optimizer
-)
-_WHOLE = (("fp16_groups", "fp32_groups_flat"),)  # FP16_Optimizer without ZeRO
-_ONE_EACH = (("fp16_groups", "fp32_groups"),)  # FP16_UnfusedOptimizer
 
 
 @dataclass(frozen=True)
@@ -79,56 +72,90 @@ def pieces(optimizer: Any) -> list[Piece]:
     A parameter of which the rank has nothing is there with no elements, so that every rank tells
     the same names.
     """
-    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        return list(_partitioned(optimizer))
-    for names, cut in ((_FRAGMENTED, _fragments), (_WHOLE, _in_a_row), (_ONE_EACH, _alone)):
-        for groups, flats in names:
-            if hasattr(optimizer, groups) and hasattr(optimizer, flats):
-                pairs = zip(getattr(optimizer, groups), getattr(optimizer, flats))
-                return [p for group, flat in pairs for p in cut(innermost(optimizer), group, flat)]
+    # Attributes of the engine's optimizers: groups of parameters, and the flat tensor of each.
+    kinds = (
+        ("fp16_groups", "fp32_partitioned_groups_flat", _partitioned),  # stage 3
+        ("round_robin_bit16_groups", "single_partition_of_fp32_groups", _cut_evenly),  # 1 and 2
+        ("bf16_groups", "fp32_groups_flat_partition", _fragments),  # BF16_Optimizer
+        ("fp16_groups", "fp32_groups_flat", _in_a_row),  # FP16_Optimizer
+        ("fp16_groups", "fp32_groups", _alone),  # FP16_UnfusedOptimizer
+    )
+    for groups, flats, read in kinds:
+        if hasattr(optimizer, groups) and hasattr(optimizer, flats):
+            pairs = zip(getattr(optimizer, groups), getattr(optimizer, flats))
+            return [
+                p for n, (group, flat) in enumerate(pairs) for p in read(optimizer, n, group, flat)
+            ]
     return []
 
 
-def _fragments(owner: Any, group: Iterable[Any], flat: torch.Tensor) -> Iterator[Piece]:
-    """Stages 1 and 2: each parameter knows where its fragment is, in itself and in the flat one."""
-    number = _group_of(owner, flat)
+def _cut_evenly(
+    optimizer: Any, number: int, group: Iterable[Any], flat: torch.Tensor
+) -> Iterator[Piece]:
+    """Stages 1 and 2: the parameters lie one behind the other, perhaps with padding, and are cut
+    into one partition for each rank.
+
+    Read from the order in which they really lie, which `round_robin_gradients` makes another one
+    than the group's. (`_hp_mapping` follows the group's then, and is wrong.)
+    """
+    owner = _group_of(optimizer, flat)
+    begin = flat.numel() * torch.distributed.get_rank(optimizer.real_dp_process_group[number])
+    told = getattr(optimizer, "round_robin_bit16_offsets", None)  # not before DeepSpeed 0.19
+    offsets: dict[int, int] = {}
+    end = 0
+    for position, parameter in enumerate(group):
+        offsets[id(parameter)] = told[number][position] if told else end
+        end = offsets[id(parameter)] + parameter.numel()
+    for parameter in optimizer.bit16_groups[number]:
+        offset = offsets[id(parameter)]
+        low, high = max(offset, begin), min(offset + parameter.numel(), begin + flat.numel())
+        if low < high:
+            yield Piece(parameter, flat, low - begin, high - low, low - offset, owner)
+        else:
+            yield Piece(parameter, flat, 0, 0, 0, owner)
+
+
+def _fragments(optimizer: Any, _: int, group: Iterable[Any], flat: torch.Tensor) -> Iterator[Piece]:
+    """Each parameter knows where its fragment is, in itself and in the flat tensor."""
+    owner = _group_of(optimizer, flat)
     for parameter in group:
         mapping = getattr(parameter, "_hp_mapping", None)
         if mapping is None:
-            yield Piece(parameter, flat, 0, 0, 0, number)
+            yield Piece(parameter, flat, 0, 0, 0, owner)
         else:
             there, here = mapping.hp_fragment_address, mapping.lp_fragment_address
-            yield Piece(parameter, flat, there.start, there.numel, here.start, number)
+            yield Piece(parameter, flat, there.start, there.numel, here.start, owner)
 
 
-def _in_a_row(owner: Any, group: Iterable[Any], flat: torch.Tensor) -> Iterator[Piece]:
+def _in_a_row(optimizer: Any, _: int, group: Iterable[Any], flat: torch.Tensor) -> Iterator[Piece]:
     """Whole parameters, one behind the other."""
-    at, number = 0, _group_of(owner, flat)
+    at, owner = 0, _group_of(optimizer, flat)
     for parameter in group:
-        yield Piece(parameter, flat, at, parameter.numel(), 0, number)
+        yield Piece(parameter, flat, at, parameter.numel(), 0, owner)
         at += parameter.numel()
 
 
-def _alone(owner: Any, group: Iterable[Any], masters: Iterable[torch.Tensor]) -> Iterator[Piece]:
+def _alone(
+    optimizer: Any, _: int, group: Iterable[Any], masters: Iterable[torch.Tensor]
+) -> Iterator[Piece]:
     """A master copy of each parameter."""
     for parameter, master in zip(group, masters):
-        number = _group_of(owner, master)
-        yield Piece(parameter, master, 0, parameter.numel(), 0, number)
+        yield Piece(parameter, master, 0, parameter.numel(), 0, _group_of(optimizer, master))
 
 
-def _partitioned(optimizer: Any) -> Iterator[Piece]:
+def _partitioned(
+    optimizer: Any, number: int, group: Iterable[Any], flat: torch.Tensor
+) -> Iterator[Piece]:
     """Stage 3: each rank has an equal part of every parameter, the last ones padded or empty.
 
     Between steps the groups of the optimizer hold nothing, so the engine's own table says which
     group a flat tensor is put into when it is stepped.
     """
-    for number, group in enumerate(optimizer.fp16_groups):
-        at, flat = 0, optimizer.fp32_partitioned_groups_flat[number]
-        for parameter in group:
-            start, numel = _partition(parameter)
-            owner = optimizer.sub_group_to_group_id[number]
-            yield Piece(parameter, flat, at, numel, start, owner)
-            at += parameter.ds_tensor.ds_numel
+    at, owner = 0, optimizer.sub_group_to_group_id[number]
+    for parameter in group:
+        start, numel = _partition(parameter)
+        yield Piece(parameter, flat, at, numel, start, owner)
+        at += parameter.ds_tensor.ds_numel
 
 
 def _partition(parameter: Any) -> tuple[int, int]:
@@ -141,9 +168,9 @@ def _partition(parameter: Any) -> tuple[int, int]:
     return start, min(size, int(parameter.ds_numel) - start)
 
 
-def _group_of(owner: Any, flat: torch.Tensor) -> int:
+def _group_of(optimizer: Any, flat: torch.Tensor) -> int:
     """The position of the live group that holds this very tensor; -1 where none does."""
-    groups = enumerate(owner.param_groups)
+    groups = enumerate(innermost(optimizer).param_groups)
     return next((g for g, group in groups if any(p is flat for p in group["params"])), -1)
 
 

@@ -160,6 +160,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--weights-only", action="store_true", help="restore the module alone")
     parser.add_argument("--fresh-optimizer", action="store_true", help="restore no moments")
     parser.add_argument("--fresh-schedule", action="store_true", help="restore no schedule")
+    parser.add_argument(
+        "--own-rng", action="store_true", help="save the random state of the writing rank alone"
+    )
+    parser.add_argument(
+        "--round-robin", action="store_true", help="ZeRO 1 and 2: deal the parameters out in turn"
+    )
     parser.add_argument("--max-steps", type=int, default=1000)
     parser.add_argument("--schedule-steps", type=int, default=1000, help="horizon of the cosine")
     parser.add_argument("--warmup-steps", type=int, default=5)
@@ -204,7 +210,7 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": GLOBAL_BATCH // args.dp,
         "gradient_accumulation_steps": args.accumulation,
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": args.stage},
+        "zero_optimization": {"stage": args.stage, "round_robin_gradients": args.round_robin},
         "zero_allow_untested_optimizer": True,  # torch's AdamW: DeepSpeed's own is compiled first
         "bf16": {"enabled": args.dtype == "bf16"},
         "checkpoint": {"load_universal": args.universal},

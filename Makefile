@@ -12,16 +12,17 @@ CORPUS_SAMPLE ?= o01 o09 o13 o27 c1 c2 c3 c4
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEEPSPEED := $(VENV)/.deepspeed
 CONSTRAINTS := tests/constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: drill test lint bench corpus clean
+.PHONY: drill test lint bench corpus deepspeed clean
 
 # Prints every verdict and where the packet is.
 drill: $(READY)
 	@$(BIN)/ckptdrill run matrices/quickstart.yaml
 
-test: lint
+test: lint deepspeed
 	$(BIN)/python -m pytest -q -n $(E2E_JOBS)
 	$(BIN)/python -m pytest -q -m 'e2e or slow' -n $(E2E_JOBS) --dist loadfile --durations 25
 	$(BIN)/python tests/corpus/run.py --jobs 2 $(CORPUS_SAMPLE)
@@ -41,6 +42,16 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--editable '.[jobs,dev]' --constraint $(CONSTRAINTS)
+	@touch $@
+
+# Apart from the rest, since a first verdict does not need it. Nothing of it is compiled.
+deepspeed: $(DEEPSPEED)
+
+$(DEEPSPEED): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check setuptools \
+		--constraint $(CONSTRAINTS)
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--no-build-isolation deepspeed --constraint $(CONSTRAINTS)
 	@touch $@
 
 # Real resume mistakes and healthy jobs, each a small script: what is caught, missed, wrongly accused.

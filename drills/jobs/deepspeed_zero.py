@@ -36,7 +36,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from deepspeed.pipe import PipelineModule
+from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import Tensor, nn
 
 try:
@@ -87,8 +87,9 @@ class Embedding(nn.Module):
     positions: Tensor
     seen: Tensor
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, seed: int) -> None:
         super().__init__()
+        torch.manual_seed(seed)
         self.tokens = nn.Embedding(vocabulary, HIDDEN)
         self.frozen = nn.Linear(HIDDEN, HIDDEN).requires_grad_(False)
         nn.init.normal_(self.tokens.weight, std=0.1)
@@ -108,12 +109,13 @@ class Block(nn.Module):
 
     causal_mean: Tensor
 
-    def __init__(self, dropout: Dropout) -> None:
+    def __init__(self, dropout: float, rows: slice, seed: int) -> None:
         super().__init__()
+        torch.manual_seed(seed)
         self.norm_mix, self.norm_mlp = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
         self.mix = nn.Linear(HIDDEN, HIDDEN, bias=False)
         self.up, self.down = nn.Linear(HIDDEN, INNER), nn.Linear(INNER, HIDDEN)
-        self.dropout = dropout
+        self.dropout = Dropout(dropout, seed, rows)
         lower = torch.ones(TOKENS, TOKENS).tril()
         self.register_buffer("causal_mean", lower / lower.sum(1, keepdim=True), persistent=False)
 
@@ -126,8 +128,9 @@ class Block(nn.Module):
 class Head(nn.Module):
     """Activations to logits (rows, TOKENS, vocabulary)."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, seed: int) -> None:
         super().__init__()
+        torch.manual_seed(seed)
         self.norm = nn.LayerNorm(HIDDEN)
         self.logits = nn.Linear(HIDDEN, vocabulary, bias=False)
 
@@ -249,20 +252,30 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
+def build_model(args: argparse.Namespace, rows: slice) -> nn.Module:
+    """The layers in a row, or those of this rank's stage.
+
+    Each seeds itself, so that it begins with the same weights whichever others a rank has; with
+    other ones where a checkpoint is to replace them, so that none is right by having begun so.
+    """
+    seed = args.seed + int(resumes(args))
+    layers: list[tuple[Any, ...]] = [(Embedding, args.vocabulary, seed)]
+    layers += [(Block, args.dropout, rows, seed + 1 + n) for n in range(args.blocks)]
+    layers += [(Head, args.vocabulary, seed + 1 + args.blocks)]
+    if args.pp == 1:
+        return nn.Sequential(*(kind(*arguments) for kind, *arguments in layers))
+    return PipelineModule(
+        [LayerSpec(kind, *arguments) for kind, *arguments in layers],
+        num_stages=args.pp,
+        loss_fn=loss_of,
+        partition_method="uniform",
+    )
+
+
 def build(args: argparse.Namespace) -> Training:
     each, index = GLOBAL_BATCH // args.dp, RANK // args.tp % args.dp
     rows = slice(index * each, (index + 1) * each)
-    # The same weights on every rank, whichever layers it will keep; other ones where a checkpoint
-    # is to replace them, so that none of them is right by having been initialised so.
-    torch.manual_seed(args.seed + int(resumes(args)))
-    blocks = [Block(Dropout(args.dropout, args.seed + n, rows)) for n in range(args.blocks)]
-    layers = [Embedding(args.vocabulary), *blocks, Head(args.vocabulary)]
-    if args.pp > 1:
-        model = PipelineModule(
-            layers, num_stages=args.pp, loss_fn=loss_of, partition_method="uniform"
-        )
-    else:
-        model = nn.Sequential(*layers)
+    model = build_model(args, rows)
     optimizer = build_optimizer(model, args)
 
     def rate(step: int) -> float:

@@ -1,4 +1,4 @@
-"""What only DeepSpeed's engine has: master weights beside the moments, a load that finds nothing."""
+"""What only an engine of DeepSpeed has: master weights, and a load that finds nothing."""
 
 from typing import Any
 

@@ -164,7 +164,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fresh-optimizer", action="store_true", help="restore no moments")
     parser.add_argument("--fresh-schedule", action="store_true", help="restore no schedule")
     parser.add_argument(
-        "--own-rng", action="store_true", help="save the random state of the writing rank alone"
+        "--own-rng", action="store_true", help="each rank hands over its own random state alone"
     )
     parser.add_argument(
         "--round-robin", action="store_true", help="ZeRO 1 and 2: deal the parameters out in turn"
@@ -371,14 +371,14 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"], DEVICE)
 
 
-def client_state(run: Training) -> dict[str, Any]:
-    """What the engine does not know, of all ranks: it writes that of the first replica only."""
+def client_state(run: Training, args: argparse.Namespace) -> dict[str, Any]:
+    """What the engine does not know, of all ranks: below stage 3 only some ranks' is written."""
     dropouts = {name: each.generator.get_state() for name, each in run.dropouts.items()}
     gathered: list[Any] = [None] * WORLD_SIZE
     dist.all_gather_object(gathered, (random_state(), dropouts))
     state: dict[str, Any] = {
         "counters": dict(run.counters),
-        "rng": [rng for rng, _ in gathered],
+        "rng": [random_state()] * WORLD_SIZE if args.own_rng else [rng for rng, _ in gathered],
         "dropouts": {name: each for _, held in gathered for name, each in held.items()},
     }
     if not hasattr(run.engine.module, "universal_checkpoint_info"):  # AutoTP brings its own
@@ -388,7 +388,7 @@ def client_state(run: Training) -> dict[str, Any]:
 
 def save(run: Training, args: argparse.Namespace) -> None:
     tag = f"step-{run.counters['step']}"
-    run.engine.save_checkpoint(args.out, tag=tag, client_state=client_state(run))
+    run.engine.save_checkpoint(args.out, tag=tag, client_state=client_state(run, args))
 
 
 def restore(run: Training, args: argparse.Namespace) -> None:

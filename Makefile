@@ -16,7 +16,7 @@ DEEPSPEED := $(VENV)/.deepspeed
 CONSTRAINTS := tests/constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: drill test lint bench corpus deepspeed clean
+.PHONY: drill test lint bench corpus deepspeed matrix clean
 
 # Prints every verdict and where the packet is.
 drill: $(READY)
@@ -57,6 +57,10 @@ $(DEEPSPEED): $(READY)
 # Real resume mistakes and healthy jobs, each a small script: what is caught, missed, wrongly accused.
 corpus: $(READY)
 	@$(BIN)/python tests/corpus/run.py
+
+# Every matrix that a CPU can carry; what came out goes into the README.
+matrix: $(READY) deepspeed
+	@$(BIN)/python tests/matrices/run.py
 
 # Everything that can be made again; run folders are evidence and stay.
 clean:

@@ -322,6 +322,7 @@ class Launch:
     tier: Tier | None = None
     over: Checkpoint | None = None  # lies where the last step will be saved
     waits_for: str | None = None  # a step that plans this one
+    host: str | None = None  # what it takes for the name of its host, in place of this node's
 
     @property
     def after(self) -> tuple[str, ...]:

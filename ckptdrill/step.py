@@ -252,6 +252,7 @@ def describe(
         "timeout_s": job.timeout_s,
         "agree_timeout_s": min(_AGREE_TIMEOUT_S, job.timeout_s / 2),
         "launcher": launcher,
+        "hostname": launch.host,
         "fault": to_json(launch.fault),
         "file_events": _file_events(setting, launch, offset),
     }

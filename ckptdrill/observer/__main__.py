@@ -108,6 +108,7 @@ def _describe(launch: dict[str, Any]) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "host": platform.node(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

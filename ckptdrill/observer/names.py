@@ -97,7 +97,9 @@ def find_roots(optimized: set[int]) -> Roots:
         for child in module.__dict__.get("_modules", {}).values()
         if child is not None
     }
-    roots = [m for m in modules if id(m) not in children and _has_state(m)]
+    # A pipeline keeps the layers of the other stages, too, in the list that it was made of.
+    listed = {id(m) for module in modules for m in module.__dict__.get("_layer_specs", ())}
+    roots = [m for m in modules if id(m) not in children | listed and _has_state(m)]
     roots.sort(key=lambda m: 0 if trains(m, optimized) else 1)
     return Roots([(label, weakref.ref(module)) for label, module in _labelled(roots)])
 

@@ -176,6 +176,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--stage", type=int, choices=range(4), default=1, help="of ZeRO")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree")
     parser.add_argument("--pp", type=int, default=1, help="pipeline-parallel degree")
+    parser.add_argument("--pipeline", action="store_true", help="also where --pp is 1")
+    parser.add_argument("--all-trained", action="store_true", help="no layer is frozen")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per step")
@@ -184,10 +186,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     args = parser.parse_args()
+    args.pipeline = args.pipeline or args.pp > 1
     args.dp, rest = divmod(WORLD_SIZE, args.tp * args.pp)
     if rest:
         parser.error(f"{WORLD_SIZE} ranks cannot be split {args.tp} × {args.pp} ways")
-    if args.pp > 1 and args.stage > 1:
+    if args.pipeline and args.stage > 1:
         parser.error("a pipeline runs with ZeRO stage 0 or 1")
     return args
 
@@ -262,7 +265,7 @@ def build_model(args: argparse.Namespace, rows: slice) -> nn.Module:
     layers: list[tuple[Any, ...]] = [(Embedding, args.vocabulary, seed)]
     layers += [(Block, args.dropout, rows, seed + 1 + n) for n in range(args.blocks)]
     layers += [(Head, args.vocabulary, seed + 1 + args.blocks)]
-    if args.pp == 1:
+    if not args.pipeline:
         return nn.Sequential(*(kind(*arguments) for kind, *arguments in layers))
     return PipelineModule(
         [LayerSpec(kind, *arguments) for kind, *arguments in layers],
@@ -276,6 +279,8 @@ def build(args: argparse.Namespace) -> Training:
     each, index = GLOBAL_BATCH // args.dp, RANK // args.tp % args.dp
     rows = slice(index * each, (index + 1) * each)
     model = build_model(args, rows)
+    for embedding in (m for m in model.modules() if isinstance(m, Embedding)):
+        embedding.frozen.requires_grad_(args.all_trained)
     optimizer = build_optimizer(model, args)
 
     def rate(step: int) -> float:
@@ -323,7 +328,7 @@ def micro_batches(run: Training, args: argparse.Namespace) -> Iterator[tuple[Ten
 def train_step(run: Training, args: argparse.Namespace) -> float:
     """One optimizer step over the micro-batches; returns the mean loss over all replicas."""
     run.counters["step"] += 1
-    if args.pp > 1:
+    if args.pipeline:
         # Every stage moves its own cursor, also those that are given no samples.
         batches = list(micro_batches(run, args))
         return run.engine.train_batch(iter(batches)).item()

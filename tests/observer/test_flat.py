@@ -16,7 +16,7 @@ from torch import nn
 from ckptdrill.judge.logical import is_entry
 from ckptdrill.observer import fingerprint as fp
 from ckptdrill.observer import flat
-from ckptdrill.observer.names import Roots
+from ckptdrill.observer.names import Roots, find_roots
 from tests.observer.conftest import Observe, Observed
 
 
@@ -161,3 +161,20 @@ def _added(run: Observed, step: int, part: str) -> dict[str, str]:
     states = [run.state(step, rank=rank)[part] for rank in (0, 1)]
     names = {name for state in states for name, value in state.items() if is_entry(value)}
     return {n: fp.combine([state[n] for state in states if n in state]) for n in names}
+
+
+class Pipeline(nn.Module):
+    """One stage of two, which keeps the list of all layers that it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layer_specs = [nn.Linear(2, 3), nn.Linear(3, 2)]
+        self.own = self._layer_specs[0]
+
+
+def test_the_layers_of_other_stages_are_no_models_of_their_own() -> None:
+    stage = Pipeline()
+    optimized = {id(parameter) for parameter in stage.parameters()}
+    found = [module for _, module in find_roots(optimized).modules]
+    assert stage in found
+    assert not any(layer in found for layer in stage._layer_specs)

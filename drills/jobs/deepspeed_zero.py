@@ -81,26 +81,29 @@ class Embedding(nn.Module):
     """Tokens (rows, TOKENS) int64 to activations (rows, TOKENS, HIDDEN).
 
     The persistent buffer ``seen`` counts training forwards and fades in the frozen projection, as
-    running statistics do: a resume that loses it trains another model.
+    running statistics do: a resume that loses it trains another model. Both are left out of a
+    ``bare`` one.
     """
 
     positions: Tensor
     seen: Tensor
 
-    def __init__(self, vocabulary: int, seed: int) -> None:
+    def __init__(self, vocabulary: int, seed: int, bare: bool) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.tokens = nn.Embedding(vocabulary, HIDDEN)
-        self.frozen = nn.Linear(HIDDEN, HIDDEN).requires_grad_(False)
+        self.frozen = None if bare else nn.Linear(HIDDEN, HIDDEN).requires_grad_(False)
         nn.init.normal_(self.tokens.weight, std=0.1)
         angles = torch.outer(torch.arange(TOKENS), torch.logspace(0, -3, HIDDEN))
         self.register_buffer("positions", 0.1 * angles.sin(), persistent=False)
-        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("seen", None if bare else torch.zeros(()))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        self.seen += 1
         x = self.tokens(tokens)
         x = x + self.positions.to(x.dtype)
+        if self.frozen is None:
+            return x
+        self.seen += 1
         return x + self.frozen(x) * (self.seen / (self.seen + 4)).to(x.dtype)
 
 
@@ -177,7 +180,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree")
     parser.add_argument("--pp", type=int, default=1, help="pipeline-parallel degree")
     parser.add_argument("--pipeline", action="store_true", help="also where --pp is 1")
-    parser.add_argument("--all-trained", action="store_true", help="no layer is frozen")
+    parser.add_argument(
+        "--bare", action="store_true", help="without the frozen layer and its counting buffer"
+    )
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per step")
@@ -262,7 +267,7 @@ def build_model(args: argparse.Namespace, rows: slice) -> nn.Module:
     other ones where a checkpoint is to replace them, so that none is right by having begun so.
     """
     seed = args.seed + int(resumes(args))
-    layers: list[tuple[Any, ...]] = [(Embedding, args.vocabulary, seed)]
+    layers: list[tuple[Any, ...]] = [(Embedding, args.vocabulary, seed, args.bare)]
     layers += [(Block, args.dropout, rows, seed + 1 + n) for n in range(args.blocks)]
     layers += [(Head, args.vocabulary, seed + 1 + args.blocks)]
     if not args.pipeline:
@@ -279,8 +284,6 @@ def build(args: argparse.Namespace) -> Training:
     each, index = GLOBAL_BATCH // args.dp, RANK // args.tp % args.dp
     rows = slice(index * each, (index + 1) * each)
     model = build_model(args, rows)
-    for embedding in (m for m in model.modules() if isinstance(m, Embedding)):
-        embedding.frozen.requires_grad_(args.all_trained)
     optimizer = build_optimizer(model, args)
 
     def rate(step: int) -> float:

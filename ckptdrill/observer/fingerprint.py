@@ -92,7 +92,8 @@ def entry(tensor: torch.Tensor) -> Entry:
         local, shape, dim_runs, mark = _locate(tensor)
         result = _shard_entry(local, shape, dim_runs)
         if mark:
-            result[1:3] = [[int(size) for size in tensor.shape], mark]
+            whole = shape if is_sharded(tensor) else tensor.shape
+            result[1:3] = [[int(size) for size in whole], mark]
         return result
 
 
@@ -256,6 +257,8 @@ def _locate(
     tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, tuple[int, ...], list[Runs], list[Any] | None]:
     """Return the local tensor, the global shape, the ranges per dimension, and the partial mark."""
+    if is_sharded(tensor):
+        return _locate_shard(tensor)
     placements = getattr(tensor, "placements", None)
     if placements is None or not hasattr(tensor, "_local_tensor"):
         local = _unwrap(tensor).detach()
@@ -275,6 +278,29 @@ def _locate(
         return local, shape, empty, None
     mark = ["partial", [str(placement) for placement in placements], list(coordinate or [])]
     return local, tuple(local.shape), [[(0, size)] for size in local.shape], mark
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Tell whether it is a ShardedTensor, as FSDP1 saves without a device mesh.
+
+    Next to nothing of a tensor can be asked of one, not even its number of elements.
+    """
+    return hasattr(type(tensor), "local_shards")
+
+
+def _locate_shard(
+    tensor: Any,
+) -> tuple[torch.Tensor, tuple[int, ...], list[Runs], list[Any] | None]:
+    """As `_locate`. A rank has one shard, or none; several are not added up."""
+    about, shards = tensor.metadata(), tensor.local_shards()
+    shape = tuple(int(size) for size in about.size)
+    if not shards:
+        nothing = torch.empty([0 for _ in shape], dtype=about.tensor_properties.dtype)
+        return nothing, shape, [[] for _ in shape], None
+    place, local = shards[0].metadata, _unwrap(shards[0].tensor).detach()
+    runs = [[(int(o), int(s))] for o, s in zip(place.shard_offsets, place.shard_sizes)]
+    mark = None if len(shards) == 1 else ["partial", [f"{len(shards)} shards"], []]
+    return local, shape, runs, mark
 
 
 def _dim_runs(

@@ -151,6 +151,8 @@ def _plain_tensor(tensor: torch.Tensor) -> Any:
     """Single numbers as numbers, so that a person can read `step 5`; everything
     else as an entry.
     """
+    if fingerprint.is_sharded(tensor):
+        return entry(tensor)
     local = getattr(tensor, "_local_tensor", tensor)
     if local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
         return plain(local.item())

@@ -6,16 +6,20 @@ original parameters and without, against the same training on one rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard import sharded_tensor
 
 from ckptdrill.judge.logical import is_entry
 from ckptdrill.observer import fingerprint as fp
-from ckptdrill.observer import flat
+from ckptdrill.observer import flat, inventory, state
 from ckptdrill.observer.names import Roots, find_roots
 from tests.observer.conftest import Observe, Observed
 
@@ -97,12 +101,37 @@ def test_what_tensor_parallelism_cut_before_is_not_digested() -> None:
         part.entry(part.whole)
 
 
+@pytest.fixture
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_group")
+def test_what_fsdp1_saves_without_a_mesh_is_described_as_the_tensor_that_it_is() -> None:
+    whole = torch.arange(12, dtype=torch.float32).view(4, 3)
+    half = sharded_tensor.Shard.from_tensor_and_offsets(whole[2:], [2, 0], 0)
+    rest = sharded_tensor.Shard.from_tensor_and_offsets(whole[:2], [0, 0], 0)
+    one, two = (
+        sharded_tensor.init_from_local_shards(shards, sizes)
+        for shards, sizes in (([rest], [2, 3]), ([rest, half], [4, 3]))
+    )
+    assert state.plain(one) == fp.entry(whole[:2])
+    described = inventory.leaf(one)
+    assert described == {"entry": fp.entry(whole[:2]), "projection": fp.project(whole[:2])}
+    assert fp.entry(two)[1:3] == [[4, 3], ["partial", ["2 shards"], []]]
+
+
 TRAINS = """
     import sys
 
     import torch
     import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
     from torch import nn
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -134,16 +163,23 @@ TRAINS = """
         nn.functional.cross_entropy(model(x), (x * 3 + step) % 13).backward()
         optimizer.step()
         optimizer.zero_grad()
+        if how != "plain" and step == 0:
+            dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=sys.argv[2])
 """
 
 
 @pytest.mark.e2e
-def test_fsdp1_is_seen_as_the_same_training_on_one_rank(observe: Observe) -> None:
+def test_fsdp1_is_seen_as_the_same_training_on_one_rank(tmp_path: Path, observe: Observe) -> None:
     steps = {"sample_steps": [0, 2], "stop_step": 3}
     plain = observe(TRAINS, "plain", name="plain", **steps)
-    seen = {how: observe(TRAINS, how, ranks=2, name=how, **steps) for how in ("views", "flat")}
+    seen = {
+        how: observe(TRAINS, how, str(tmp_path / f"{how}.dcp"), ranks=2, name=how, **steps)
+        for how in ("views", "flat")
+    }
     for run in seen.values():
         run.is_whole(ranks=2)
+        (saved,) = run.facts("inventory")
+        assert set(saved["leaves"]) >= {"model.embed.weight", "model.block.0.weight"}
         begun = plain.state(0)
         assert _added(run, 0, "weights") == {n: e[4] for n, e in begun["weights"].items()}
         trained = plain.state(2)

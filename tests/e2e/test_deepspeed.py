@@ -37,6 +37,7 @@ matrix:
   - {source: two, target: one}
   - {source: two, target: two, drills: [resume-options: {args: --weights-only}]}
 """
+WEIGHTS_ONLY = "two_to_two.resume-options.weights-only"
 
 
 def test_zero_stage_2_continues_refuses_another_size_and_loses_what_is_not_loaded(
@@ -48,10 +49,10 @@ def test_zero_stage_2_continues_refuses_another_size_and_loses_what_is_not_loade
     assert {cell: judged[:3] for cell, judged in result.judged.items()} == {
         "two_to_two.baseline": ("Pass", "held", None),
         "two_to_one.dp-shrink": ("Unsupported", "refused", None),
-        "two_to_two.resume-options": ("Unsupported", "diverged", "optimizer state"),
+        WEIGHTS_ONLY: ("Unsupported", "diverged", "optimizer state"),
     }
     moments = result.check("two_to_two.baseline", "optimizer state")
     assert moments["summary"].startswith("88 entries equal")  # master, two moments, step of 22
     assert "ZeRORuntimeException" in result.verdicts["two_to_one.dp-shrink"]["explanation"]
-    mechanism = result.check("two_to_two.resume-options", "topology and mechanism")
+    mechanism = result.check(WEIGHTS_ONLY, "topology and mechanism")
     assert mechanism["numbers"]["mechanism"] == "weights-only"

@@ -142,24 +142,34 @@ def _other_step(
 
 
 def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
-    """Ranks that hold different steps: a generation put together from two."""
+    """Ranks that hold different steps: a generation put together from two.
+
+    A rank that has nothing of what is wrong, as with flat partitions, says nothing.
+    """
+    ranks = pair.restored.sample("state", pair.restore_step)
     held = {
-        fact.rank: _step_on_rank(wrong, fact, pair, part)
-        for fact in pair.restored.sample("state", pair.restore_step)
+        fact.rank: _step_on_rank(mine, fact.rank, pair, part)
+        for fact in ranks
+        if (mine := _held_of(wrong, fact, part))
     }
-    if len(set(held.values())) < 2 or None in held.values():
+    steps = set(held.values())
+    alone = len(held) < len(ranks) and steps != {pair.restore_step}
+    if not steps or None in steps or (len(steps) < 2 and not alone):
         return None
     return ", ".join(f"rank {rank} holds step {step}" for rank, step in sorted(held.items()))
 
 
-def _step_on_rank(wrong: Sequence[str], now: Fact, pair: Pair, part: str) -> int | None:
-    """The newest step at which the source run held on this rank what is there now."""
+def _held_of(names: Sequence[str], now: Fact, part: str) -> Mapping[str, Logical]:
+    """The parts of these tensors that a rank has; of no elements, or of zeros, the digest is 0."""
     mine = combine([now], part)
+    return {n: mine[n] for n in names if n in mine and mine[n].shape and mine[n].digest.strip("0")}
+
+
+def _step_on_rank(mine: Mapping[str, Logical], rank: int, pair: Pair, part: str) -> int | None:
+    """The newest step at which the source run held on this rank what is there now."""
     for step in reversed(pair.reference.sampled_steps()):
-        then = combine(
-            [f for f in pair.reference.sample("state", step) if f.rank == now.rank], part
-        )
-        moving = [n for n in wrong if n in mine and n in then and mine[n].shape]
+        then = combine([f for f in pair.reference.sample("state", step) if f.rank == rank], part)
+        moving = [n for n in mine if n in then]
         if moving and all(mine[n].digest == then[n].digest for n in moving):
             return step
     return None

@@ -12,16 +12,17 @@ CORPUS_SAMPLE ?= o01 o09 o13 o27 c1 c2 c3 c4
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEEPSPEED := $(VENV)/.deepspeed
 CONSTRAINTS := tests/constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: drill test thorough lint bench corpus picture clean
+.PHONY: drill test thorough lint bench corpus deepspeed matrix picture clean
 
 # Prints every verdict and where the packet is.
 drill: $(READY)
 	@$(BIN)/ckptdrill run matrices/quickstart.yaml
 
-test: lint
+test: lint deepspeed
 	$(BIN)/python -m pytest -q -n $(E2E_JOBS)
 	$(BIN)/python -m pytest -q -m '(e2e or slow) and not thorough' -n $(E2E_JOBS) --dist loadfile \
 		--durations 25
@@ -48,6 +49,16 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 		--editable '.[jobs,dev]' --constraint $(CONSTRAINTS)
 	@touch $@
 
+# Apart from the rest, since a first verdict does not need it. Nothing of it is compiled.
+deepspeed: $(DEEPSPEED)
+
+$(DEEPSPEED): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check setuptools \
+		--constraint $(CONSTRAINTS)
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--no-build-isolation deepspeed --constraint $(CONSTRAINTS)
+	@touch $@
+
 # Real resume mistakes and healthy jobs, each a small script: what is caught, missed, wrongly accused.
 corpus: $(READY)
 	@$(BIN)/python tests/corpus/run.py
@@ -56,6 +67,10 @@ corpus: $(READY)
 picture: $(READY)
 	@$(BIN)/ckptdrill run matrices/quickstart.yaml --runs build/picture
 	@$(BIN)/python tests/packet/picture.py build/picture/quickstart/latest matrices/quickstart.png
+
+# Every matrix that a CPU can carry; what came out goes into the README.
+matrix: $(READY) deepspeed
+	@$(BIN)/python tests/matrices/run.py
 
 # Everything that can be made again; run folders are evidence and stay.
 clean:

@@ -278,6 +278,7 @@ FAULT_DRILLS = frozenset(
         "interrupted-save",
         "lying-pointer",
         "memory-tier-loss",
+        "resume-options",
         "semantic-change",
         "storage-stall",
         "version-skew",

@@ -23,7 +23,7 @@ KNOWN = (
     *("baseline", "dp-shrink", "dp-grow", "tp-change", "pp-change", "topology-change"),
     *("sharding-change", "zero-stage-change", "replacement-nodes", "version-skew"),
     *("interrupted-save", "corrupt-shard", "lying-pointer", "memory-tier-loss", "storage-stall"),
-    *("mid-accumulation", "chained-resume", "older-step", "semantic-change"),
+    *("mid-accumulation", "chained-resume", "older-step", "semantic-change", "resume-options"),
 )
 
 # What a parameter may be: one of a few values, or anything of a type.

@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ckptdrill.errors import UserError
-from ckptdrill.model import Launch, Replay, Step
+from ckptdrill.model import Convert, Launch, Replay, Step
 from ckptdrill.store import RunFolder, append_line, read_lines, safe_name
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
@@ -151,11 +151,13 @@ def settle(
 def wipe(run: RunFolder, step: Step) -> None:
     """Remove all that a step has written."""
     remove_tree(run.work(step.id))
-    if isinstance(step, Launch):
+    if isinstance(step, (Launch, Convert)):
         remove_tree(run.launch(step.id))
+    if isinstance(step, Convert):
+        run.conversion(step.id).unlink(missing_ok=True)
     elif isinstance(step, Replay):
         run.replay(step.id).unlink(missing_ok=True)
-    else:
+    elif not isinstance(step, Launch):
         run.damage(step.id).unlink(missing_ok=True)
 
 
@@ -173,6 +175,8 @@ def _has_record(run: RunFolder, step: Step) -> bool:
         return (run.launch(step.id) / "exit.json").exists()
     if isinstance(step, Replay):
         return run.replay(step.id).exists()
+    if isinstance(step, Convert):
+        return run.conversion(step.id).exists()
     return run.damage(step.id).exists()
 
 

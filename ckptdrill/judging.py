@@ -28,7 +28,6 @@ from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Claim,
     Held,
-    Job,
     JsonValue,
     Launch,
     LaunchRecord,
@@ -276,11 +275,12 @@ def _evidence(
         checkpoint_suffix=_suffix(matrix, plan),
         checkpoint_root=_root(matrix, plan),
         skipped=skipped,
-        resume_only=_resume_only(job),
+        resume_only=_resume_only(_resume_args(matrix, plan)),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
         exclusions=() if plan.cell.drilled else _exclusions(job.stack, plan),
         tier_saves=job.memory_tier.saves if job.memory_tier else (),
         tiers=_tier_records(run, plan),
+        conversion=_conversion_record(run, plan),
         control_failed=control_failed,
     )
 
@@ -295,6 +295,13 @@ def _tier_records(run: RunFolder, plan: Plan) -> Mapping[str, Mapping[str, JsonV
     """Launch id -> what it found of a memory tier."""
     records = {s.id: run.tier(s.id) for s in plan.steps if isinstance(s, Launch) and s.tier}
     return {launch_id: read_json(path) for launch_id, path in records.items() if path.exists()}
+
+
+def _conversion_record(run: RunFolder, plan: Plan) -> Mapping[str, JsonValue] | None:
+    if plan.conversion is None or not run.conversion(plan.conversion.id).exists():
+        return None
+    record: Mapping[str, JsonValue] = read_json(run.conversion(plan.conversion.id))
+    return record
 
 
 def _baseline_plan(plan: Plan) -> Plan:
@@ -347,14 +354,19 @@ def _root(matrix: Matrix, plan: Plan) -> str | None:
     return placeholders.fill(template, values, "job.checkpoint").strip("/")
 
 
-def _resume_only(job: Job) -> tuple[str, ...]:
+def _resume_args(matrix: Matrix, plan: Plan) -> tuple[str, ...]:
+    own = matrix.conversions[plan.conversion.name].resume_args if plan.conversion else None
+    return matrix.job.resume_args if own is None else own
+
+
+def _resume_only(resume_args: Sequence[str]) -> tuple[str, ...]:
     """The arguments that only a resumed run is given, an option together with its value.
 
     Those with a placeholder tell where the checkpoint is, and those that speak of resuming turn it
     on: no uninterrupted run needs either.
     """
     options: list[list[str]] = []
-    for argument in job.resume_args:
+    for argument in resume_args:
         if argument.startswith("-") or not options:
             options.append([])
         options[-1].append(argument)

@@ -135,14 +135,18 @@ class Restored:
 
     @property
     def restore_s(self) -> float:
-        """Wall seconds of the restore without `validate`: a job in production pays none of it."""
+        """Wall seconds of the restore, conversion included, without `validate`: a job in production
+        pays none of that.
+        """
         return sum(value for name, value in self.phases_s.items() if name != "validate")
 
     def phase(self, name: str) -> str:
-        """What to show for one of the five phases: seconds, `in read`, or `not measured`."""
+        """What to show for one of the phases: seconds, `in read`, or `not measured`."""
         if name in self.phases_s:
             return f"{self.phases_s[name]:.3g} s"
-        return "in read" if name in self.merged else "not measured"
+        if name in self.merged:
+            return "in read"
+        return "not measured" if name in PHASES else "none"
 
 
 def restores(packet: Mapping[str, JsonValue]) -> tuple[Restored, ...]:

@@ -31,13 +31,15 @@ _ROWS: tuple[tuple[str, Callable[[Entry], str]], ...] = (
 
 def show_restores(console: Console, found: Sequence[Restored]) -> None:
     """One row per restored cell: its phases, apart where the job lets them be told apart."""
-    table = Table("cell", "ranks", *PHASES, "restore", "occupied", "step")
+    converted = any("conversion" in each.phases_s for each in found)
+    phases = ("conversion", *PHASES) if converted else PHASES
+    table = Table("cell", "ranks", *phases, "restore", "occupied", "step")
     for each in found:
         timed = bool(each.phases_s)
         table.add_row(
             Text(each.cell),
             str(each.ranks),
-            *(each.phase(name) for name in PHASES),
+            *(each.phase(name) for name in phases),
             f"{each.restore_s:.3g} s" if timed else "–",
             f"{each.ranks * each.restore_s / 3600:.3g} rank-h" if timed else "–",
             "–" if each.step_s is None else f"{each.step_s:.3g} s",

@@ -20,7 +20,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ckptdrill import drill as drill_files
 from ckptdrill import resources, yaml_lines
 from ckptdrill.errors import UserError
 from ckptdrill.matrix_schema import (
+    ConversionSection,
     DrillSection,
     EntrySection,
     ExpectSection,
@@ -43,6 +44,7 @@ from ckptdrill.matrix_schema import (
 )
 from ckptdrill.model import (
     Cell,
+    Conversion,
     Environment,
     Expectation,
     Job,
@@ -103,6 +105,7 @@ class Matrix:
     policy: Policy
     repeats: int
     cells: tuple[Cell, ...]
+    conversions: Mapping[str, Conversion] = field(default_factory=dict)
 
 
 def load(path: Path, *, python: str | None = None, devices: int | None = None) -> Matrix:
@@ -178,6 +181,7 @@ def parse(
         policy=_policy(form.policy),
         repeats=form.repeats,
         cells=cells,
+        conversions={name: _conversion(name, each) for name, each in form.conversions.items()},
     )
 
 
@@ -192,8 +196,9 @@ def derive(
     axes = ("dp", "tp", "pp", "cp", "ep", "zero_stage")
     changed = [axis for axis in axes if getattr(source, axis) != getattr(target, axis)]
     if not changed:
-        # Only the split of one data-parallel degree is left, or where the same ranks run.
-        return "replacement-nodes" if source.dp_shard == target.dp_shard else "sharding-change"
+        # Only the split or wrapper of one data-parallel degree is left, or where it all runs.
+        alike = source.dp_shard == target.dp_shard and source.args == target.args
+        return "replacement-nodes" if alike else "sharding-change"
     if changed == ["dp"]:
         return "dp-shrink" if target.dp < source.dp else "dp-grow"
     alone = {"tp": "tp-change", "pp": "pp-change", "zero_stage": "zero-stage-change"}
@@ -268,9 +273,12 @@ def _matrix_name(reading: _Reading, path: Path) -> str:
 
 
 def _topology(name: str, form: TopologySection) -> Topology:
-    degrees = form.model_dump(exclude={"dp", "world_size"})
+    degrees = form.model_dump(exclude={"dp", "world_size", "args"})
     degrees["dp_replicate"] = form.dp or form.dp_replicate or 1
-    return Topology(name=name, **degrees)
+    jobs = str(resources.jobs_dir())
+    return Topology(
+        name=name, args=tuple(fill_only(text, "jobs", jobs) for text in form.args), **degrees
+    )
 
 
 def _environments(form: MatrixFile, folder: Path, python: str | None) -> dict[str, Environment]:
@@ -330,6 +338,20 @@ def _job(form: JobSection, folder: Path) -> Job:
         start_step=form.start_step or 0,
         stack=form.stack,
         memory_tier=_memory_tier(form.memory_tier, folder),
+    )
+
+
+def _conversion(name: str, form: ConversionSection) -> Conversion:
+    jobs = str(resources.jobs_dir())
+    resume_args = form.resume_args
+    return Conversion(
+        name=name,
+        command=tuple(fill_only(text, "jobs", jobs) for text in form.command),
+        resume_args=None
+        if resume_args is None
+        else tuple(fill_only(text, "jobs", jobs) for text in resume_args),
+        timeout_s=form.timeout_s,
+        space_factor=form.space_factor,
     )
 
 
@@ -409,16 +431,49 @@ def _entry_cells(
         reading.note(at, f"makes too many cells; allowed: {CELLS_LIMIT} in a matrix")
         return ()
     pairs = [(s, t) for s in sources for t in ((s,) if at_home else targets)]
+    converted = _converted(reading, entry, choices, at)
     cells = [
         cell
         for (source, target), choice in itertools.product(pairs, choices)
-        for cell in _choice_cells(reading, source, target, choice, drilled=entry.run)
+        for cell in _choice_cells(
+            reading, source, target, choice, drilled=entry.run, conversion=converted
+        )
     ]
     return tuple(_expected(reading, entry.expect, cells, (*at, "expect")))
 
 
+def _converted(
+    reading: _Reading, entry: EntrySection, choices: Sequence[_Choice], at: Location
+) -> str | None:
+    """The conversion of an entry, one that cannot be noted."""
+    name = entry.conversion
+    if name is None:
+        return None
+    known = reading.form.conversions
+    if name not in known:
+        near = did_you_mean(name, known)
+        allowed = listed(known) if known else "none: declare it in conversions"
+        reading.note((*at, "conversion"), f"unknown conversion {name!r}{near}; allowed: {allowed}")
+    job, own = reading.form.job, known[name].resume_args if name in known else None
+    told = (*job.args, *(job.resume_args if own is None else own), *job.env.values())
+    if not any("resume" in used(text) for text in told):
+        message = "needs a job that is told {resume}: nothing else can point it to the result"
+        reading.note((*at, "conversion"), message)
+    for choice in choices:
+        if choice.name is not None and choice.name not in DERIVED_DRILLS:
+            message = f"goes with a change of topology or version, not with {choice.name!r}"
+            reading.note((*at, "conversion"), message)
+    return name
+
+
 def _choice_cells(
-    reading: _Reading, source: _Place, target: _Place, choice: _Choice, *, drilled: bool = True
+    reading: _Reading,
+    source: _Place,
+    target: _Place,
+    choice: _Choice,
+    *,
+    drilled: bool = True,
+    conversion: str | None = None,
 ) -> Iterator[Cell]:
     # A cell that is not drilled may name a change for which there is no drill yet.
     derive_name = _derived if drilled else _undrilled
@@ -427,7 +482,7 @@ def _choice_cells(
         return
     for parameters in choice.parameters:
         try:
-            cell_id = _cell_id(source, target, name, parameters)
+            cell_id = _cell_id(source, target, name, parameters, conversion)
         except UserError as error:
             message = "makes a cell id that cannot be a folder name; allowed for the id"
             reading.note(choice.at, f"{message}: {error.hint}")
@@ -441,6 +496,7 @@ def _choice_cells(
             drill=name,
             parameters=parameters,
             drilled=drilled,
+            conversion=conversion,
         )
 
 
@@ -508,8 +564,15 @@ def _misnamed(reading: _Reading, source: _Place, target: _Place, choice: _Choice
     return True
 
 
-def _cell_id(source: _Place, target: _Place, name: str, parameters: Mapping[str, JsonValue]) -> str:
+def _cell_id(
+    source: _Place,
+    target: _Place,
+    name: str,
+    parameters: Mapping[str, JsonValue],
+    conversion: str | None,
+) -> str:
     values = [str(parameters[key]) for key in sorted(parameters)]
+    values += [] if conversion is None else [f"via-{conversion}"]
     ends = f"{source.label}_to_{target.label}".replace("@", "-")
     endings = [_UNSAFE.sub("-", value).strip(".-") for value in values]
     return safe_name(".".join([ends, name, *endings]))
@@ -530,7 +593,8 @@ def _missing_controls(reading: _Reading, cells: Iterable[Cell]) -> list[Cell]:
     present, sources = set(), dict.fromkeys(_Place(c.source, c.source_environment) for c in drilled)
     for cell in drilled:
         source = _Place(cell.source, cell.source_environment)
-        if cell.drill == BASELINE and source == _Place(cell.target, cell.target_environment):
+        at_home = source == _Place(cell.target, cell.target_environment)
+        if cell.drill == BASELINE and at_home and cell.conversion is None:
             present.add(source)
     controls: list[Cell] = []
     for source in sources:
@@ -642,6 +706,7 @@ def _facts(cell: Cell) -> dict[str, tuple[JsonValue, ...]]:
         "source": (source.label, source.topology.name),
         "target": (target.label, target.topology.name),
         "drill": (cell.drill,),
+        "conversion": (cell.conversion or "none",),
     }
 
 

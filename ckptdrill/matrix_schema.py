@@ -253,6 +253,7 @@ class TopologySection(Section):
     zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
     nodes: Degree = 1
     world_size: Degree | None = None
+    args: list[Template] = []
 
     @model_validator(mode="after")
     def _multiplies_out(self) -> TopologySection:
@@ -271,6 +272,39 @@ class TopologySection(Section):
             allowed = f"allowed: a divisor of the {size} ranks"
             raise _wrong(f"found {self.nodes}; {allowed}", "nodes")
         return self
+
+
+def _of_a_conversion(text: str) -> str:
+    problem = placeholders.problem_in(text, CONVERSION_PLACEHOLDERS)
+    if problem:
+        raise _wrong(problem)
+    return text
+
+
+# The source is named by its own placeholder; `{out}` and `{resume}` belong to launches.
+CONVERSION_PLACEHOLDERS = (
+    *placeholders.OF_A_CONVERSION,
+    *(name for name in placeholders.PLACEHOLDERS if name not in ("out", "resume", "memory_tier")),
+)
+ConversionTemplate = Annotated[str, AfterValidator(_of_a_conversion)]
+
+
+class ConversionSection(Section):
+    """One of `conversions`: the command that makes another checkpoint of a saved one."""
+
+    command: Annotated[list[ConversionTemplate], Field(min_length=1)]
+    resume_args: list[Template] | None = None
+    timeout_s: Annotated[Number, Field(gt=0)] = 600.0
+    space_factor: Annotated[Number, Field(ge=0)] = 2.0
+
+    @field_validator("command")
+    @classmethod
+    def _told(cls, command: list[str]) -> list[str]:
+        told = {name for text in command for name in placeholders.used(text)}
+        for name in ("source_checkpoint", "converted"):
+            if name not in told:
+                raise _wrong(f"does not hold {{{name}}}: the command cannot know where that is")
+        return command
 
 
 class ToleranceSection(Section):
@@ -345,6 +379,7 @@ class EntrySection(Section):
     targets: Annotated[list[str], Field(min_length=1)] | None = None
     drill: DrillForm | None = None
     drills: Annotated[list[DrillForm], Field(min_length=1)] | None = None
+    conversion: str | None = None
     run: Annotated[bool, Field(strict=True)] = True
     expect: Annotated[list[ExpectSection], BeforeValidator(_rules)] = []
 
@@ -366,6 +401,7 @@ class MatrixFile(Section):
     job: JobSection
     environments: dict[Name, EnvironmentSection] = {}
     topologies: Annotated[dict[Name, TopologySection], Field(min_length=1)]
+    conversions: dict[Name, ConversionSection] = {}
     repeats: Annotated[int, Field(strict=True, ge=0, le=20)] = 1
     tolerance: ToleranceSection = ToleranceSection()
     policy: PolicySection = PolicySection()
@@ -382,6 +418,9 @@ _TEXTS = (
     ("job", "args", "*"),
     ("job", "resume_args", "*"),
     ("job", "env", "*"),
+    ("topologies", "*", "args", "*"),
+    ("conversions", "*", "command", "*"),
+    ("conversions", "*", "resume_args", "*"),
     ("policy", "approved", "*"),
     ("policy", "out_of_scope", "*"),
     ("matrix", "*", "source"),
@@ -419,8 +458,12 @@ def json_schema() -> dict[str, Any]:
     stack["anyOf"] = [{"enum": list(_frameworks())}, {"type": "null"}]
     env = sections["JobSection"]["properties"]["env"]
     env["additionalProperties"] = {"type": ["string", "number", "boolean"]}
-    for arguments in ("args", "resume_args"):
-        items = sections["JobSection"]["properties"][arguments]
+    for section, arguments in (
+        ("JobSection", "args"),
+        ("JobSection", "resume_args"),
+        ("TopologySection", "args"),
+    ):
+        items = sections[section]["properties"][arguments]
         items["items"] = {"type": ["string", "number", "boolean"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

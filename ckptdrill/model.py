@@ -31,7 +31,10 @@ T = typing.TypeVar("T")
 
 @dataclass(frozen=True)
 class Topology:
-    """How a job is laid out. Degrees multiply to the world size (`ep` lives inside `dp`)."""
+    """How a job is laid out. Degrees multiply to the world size (`ep` lives inside `dp`).
+
+    `args` are given to the job in this layout alone, after its own: the wrapper, a configuration.
+    """
 
     name: str
     dp_replicate: int = 1
@@ -42,6 +45,7 @@ class Topology:
     ep: int = 1
     zero_stage: int | None = None
     nodes: int = 1
+    args: tuple[str, ...] = ()
 
     @property
     def dp(self) -> int:
@@ -78,7 +82,7 @@ class Topology:
         return "".join(parts) or "single"
 
     def same_layout(self, other: Topology) -> bool:
-        """Equal in every degree, whatever the two are called."""
+        """Equal in every degree and argument, whatever the two are called."""
         return dataclasses.replace(self, name="") == dataclasses.replace(other, name="")
 
 
@@ -108,6 +112,22 @@ class MemoryTier:
     base: str
     saves: tuple[int, ...]
     rank_files: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A command that makes another checkpoint of a saved one, for a target that needs it.
+
+    `command` is an argv of templates with `{python}`, `{source_checkpoint}` and `{converted}`;
+    what it writes may take `space_factor` times the size of the source. `resume_args` stand in
+    place of the job's where the result is restored (None: the job's own).
+    """
+
+    name: str
+    command: tuple[str, ...]
+    resume_args: tuple[str, ...] | None = None
+    timeout_s: float = 600.0
+    space_factor: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -168,6 +188,7 @@ class Cell:
     expect: Expectation | None = None
     planned: bool = False
     drilled: bool = True  # False: nothing is started for it, documents alone decide
+    conversion: str | None = None  # what is restored is the source's checkpoint, converted
 
 
 @dataclass(frozen=True)
@@ -235,7 +256,7 @@ class Role(StrEnum):
 @dataclass(frozen=True)
 class Checkpoint:
     """A saved step of a launch; with `damage_id`, the damaged private copy of it; with `state`, one
-    of the states that the replay of that id has made.
+    of the states that the replay of that id has made; with `conversion_id`, what was made of it.
     """
 
     launch_id: str
@@ -243,6 +264,7 @@ class Checkpoint:
     damage_id: str | None = None
     template: str | None = None  # in place of `job.checkpoint`
     state: str | None = None
+    conversion_id: str | None = None
 
 
 class FaultKind(StrEnum):
@@ -305,6 +327,7 @@ class Launch:
     tier: Tier | None = None
     over: Checkpoint | None = None  # lies where the last step will be saved
     waits_for: str | None = None  # a step that plans this one
+    host: str | None = None  # what it takes for the name of its host, in place of this node's
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -318,9 +341,8 @@ class Launch:
     def _restored_from(self) -> tuple[str, ...]:
         if self.restores is None:
             return ()
-        if self.restores.damage_id is not None:
-            return (self.restores.damage_id,)
-        return (self.restores.launch_id,)
+        made_by = self.restores.damage_id or self.restores.conversion_id
+        return (made_by or self.restores.launch_id,)
 
 
 class DamageKind(StrEnum):
@@ -389,7 +411,26 @@ class Replay:
         return (self.recorded.id, self.again.id)
 
 
-Step = Launch | Damage | Replay
+@dataclass(frozen=True)
+class Convert:
+    """A conversion of a saved checkpoint, run once for all cells that restore the result.
+
+    `topology` and `environment` are those of the launch that saved it.
+    """
+
+    id: str
+    name: str
+    checkpoint: Checkpoint
+    topology: Topology
+    environment: str
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The launch that wrote the checkpoint."""
+        return (self.checkpoint.launch_id,)
+
+
+Step = Launch | Damage | Replay | Convert
 
 
 @dataclass(frozen=True)
@@ -410,6 +451,7 @@ class Plan:
     failing: tuple[Launch, ...] = ()  # the source up to a failure: its memory tier is restored
     intact: Launch | None = None  # restores beside a memory tier that lost nothing
     replay: Replay | None = None  # plans further launches once it has run
+    conversion: Convert | None = None  # makes what `restore` restores
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -419,7 +461,10 @@ class Plan:
         ordered: list[Step] = [self.source, *self.repeats, *self.failing]
         if self.replay:
             ordered += [self.replay.recorded, self.replay.again, self.replay]
-        others = (self.control, self.baseline, self.damage, self.through, self.stalled)
+        others = (
+            *(self.control, self.baseline, self.damage, self.through, self.stalled),
+            self.conversion,
+        )
         restores = (*self.generations, self.intact, self.restore)
         ordered += [step for step in (*others, *restores) if step]
         return tuple({step.id: step for step in ordered}.values())

@@ -37,6 +37,14 @@ PLACEHOLDERS: Mapping[str, str] = MappingProxyType(
         "memory_tier": "the folder for fast checkpoints of this launch (`job.memory_tier`)",
     }
 )
+# What the command of a conversion is told, beside the step and the degrees of the source.
+OF_A_CONVERSION: Mapping[str, str] = MappingProxyType(
+    {
+        "python": "the interpreter of the source's environment",
+        "source_checkpoint": "a private copy of the checkpoint to convert",
+        "converted": "where the result must appear: a path beside that copy, not there yet",
+    }
+)
 _TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
 _WIDTH = re.compile(r"0?[1-9][0-9]?d?")
 _TEXTS = ("out", "resume", "topology", "jobs", "memory_tier")

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 
 from ckptdrill import drill as drill_files
 from ckptdrill.errors import UserError
-from ckptdrill.model import Cell, Checkpoint, Claim, Damage, Launch, Plan, Role, Step, Topology
+from ckptdrill.model import (
+    Cell,
+    Checkpoint,
+    Claim,
+    Convert,
+    Damage,
+    Launch,
+    Plan,
+    Role,
+    Step,
+    Topology,
+)
 from ckptdrill.placeholders import resumes_in_place
 
 if TYPE_CHECKING:
@@ -61,6 +72,14 @@ class SharedLaunches:
         return Launch(
             name, Role.RESTORE, topology, environment, self.end_step, checkpoint, extra_args
         )
+
+    def conversion(self, cell: Cell) -> Convert | None:
+        """The conversion whose result a cell restores: one for all cells of a source."""
+        if cell.conversion is None:
+            return None
+        checkpoint = self.checkpoint_of(cell)
+        name = f"convert.{cell.conversion}.{_place(cell.source, cell.source_environment)}"
+        return Convert(name, cell.conversion, checkpoint, cell.source, cell.source_environment)
 
     def older_save(self, cell: Cell) -> int:
         """The newest saved step before the restored one.
@@ -111,12 +130,19 @@ class SharedLaunches:
     ) -> Plan:
         """The plan most drills want: source, repeats, both controls, and the drilled restore."""
         source = self.source(cell.source, cell.source_environment)
-        checkpoint = Checkpoint(source.id, self.restore_step, damage.id if damage else None)
+        conversion = self.conversion(cell)
+        checkpoint = Checkpoint(
+            source.id,
+            self.restore_step,
+            damage.id if damage else None,
+            conversion_id=conversion.id if conversion else None,
+        )
         here = (cell.source, cell.source_environment)
         there = (cell.target, cell.target_environment)
         clean = Checkpoint(source.id, self.restore_step)
         baseline = self.restore(clean, *here, f"restore.{_place(*here)}.baseline")
-        is_baseline = damage is None and _place(*here) == _place(*there)
+        as_saved = damage is None and conversion is None
+        is_baseline = as_saved and _place(*here) == _place(*there)
         return Plan(
             cell=cell,
             claim=claim or Claim.CONTINUES,
@@ -128,6 +154,7 @@ class SharedLaunches:
             else self.restore(checkpoint, *there, f"restore.{cell.id}"),
             control=None if cell.source.same_layout(cell.target) else self.control(*there),
             damage=damage,
+            conversion=conversion,
         )
 
     def checkpoint_of(self, cell: Cell) -> Checkpoint:

@@ -79,6 +79,8 @@ def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
         else:
             yield f"# A guard chose it in place of step {launch.restores.step}, damaged on purpose:"
         yield f"#   {setting.run.damage(launch.restores.damage_id)}"
+    if launch.host is not None:
+        yield f"# The drill let it see {launch.host} as the name of its host; a replay does not."
     if launch.fault is not None:
         yield "# Storage below OUT fails as `fault` in launch.json says. The observer does that:"
         yield "# without it nothing fails."

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptdrill import interrupt, resources, sources, tiers
+from ckptdrill import convert, interrupt, resources, sources, tiers
 from ckptdrill.equivalence import equivalent
 from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.fact_files import read_launch
@@ -30,7 +30,7 @@ from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, set
 from ckptdrill.launch import local
 from ckptdrill.launchers import Mode, Pair, WarmParents, choose, pairs_of, probes
 from ckptdrill.matrix import Matrix
-from ckptdrill.model import Damage, Launch, Plan, Replay, Role, Step, to_json
+from ckptdrill.model import Convert, Damage, Launch, Plan, Replay, Role, Step, to_json
 from ckptdrill.plan import steps_of
 from ckptdrill.progress import Event, Report, ignore
 from ckptdrill.repro import repro_script
@@ -369,6 +369,9 @@ def _begin(live: _Live, assignment: Assignment) -> None:
             interrupt.replay(live.setting, step)
             _finish(live, step.id, StepState.ENDED)
             _expand(live)
+        elif isinstance(step, Convert):
+            live.running[step.id] = convert.start(live.setting, step)
+            live.devices[step.id] = assignment.devices
         else:
             live.running[step.id] = _start(live, step, assignment.devices)
             live.devices[step.id] = assignment.devices
@@ -380,6 +383,8 @@ def _begin(live: _Live, assignment: Assignment) -> None:
 def _started_text(step: Step) -> str:
     if isinstance(step, Replay):
         return "offline"
+    if isinstance(step, Convert):
+        return step.name
     return f"{step.topology.world_size} ranks" if isinstance(step, Launch) else step.kind.value
 
 
@@ -445,16 +450,22 @@ def _collect(live: _Live, step_id: str) -> bool:
     if not running.poll():
         return False
     live.watch.look(live.running)
-    live.watch.saved(live.setting, step_id)
-    write_manifests(live.setting, live.setting.launch(step_id))
-    _release_tier(live.setting, step_id)
-    _clear_up(live, step_id)
+    if isinstance(live.graph.steps[step_id], Launch):
+        live.watch.saved(live.setting, step_id)
+        write_manifests(live.setting, live.setting.launch(step_id))
+        _release_tier(live.setting, step_id)
+        _clear_up(live, step_id)
     del live.running[step_id], live.devices[step_id]
     exit_file = running.folder / "exit.json"
     if not exit_file.exists():
         _finish(live, step_id, StepState.FAILED, "its cage left no exit.json")
         return True
     ended = read_json(exit_file)
+    step = live.graph.steps[step_id]
+    if isinstance(step, Convert):
+        state = StepState.FAILED if cut_short(ended) else StepState.ENDED
+        _finish(live, step_id, state, convert.close(live.setting, step))
+        return True
     launch = live.setting.launch(step_id)
     badly = None if launch.fault else ended_badly(ended)  # a planned fault may end it any way
     no_room = _no_room(live, launch, badly)

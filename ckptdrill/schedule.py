@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptdrill.errors import UserError
-from ckptdrill.model import Launch, Step
+from ckptdrill.model import Convert, Launch, Step
 
 # Two launches of two ranks side by side keep two cores busy: starting up is half waiting.
 _LEAST_RANKS_AT_ONCE = 4
@@ -79,13 +79,15 @@ class Assignment:
 
 
 def ranks_of(step: Step) -> int:
-    """Ranks a step occupies while it runs; changing a copy of a checkpoint occupies none."""
+    """Ranks a step occupies while it runs: a conversion is one process, changing a copy none."""
+    if isinstance(step, Convert):
+        return 1
     return step.topology.world_size if isinstance(step, Launch) else 0
 
 
 def cost_s(step: Step) -> float:
     """Expected seconds of a small launch: start-up, growing with the ranks that share the cores."""
-    return 1.0 + 0.25 * ranks_of(step) if isinstance(step, Launch) else 0.1
+    return 1.0 + 0.25 * ranks_of(step) if ranks_of(step) else 0.1
 
 
 def next_steps(

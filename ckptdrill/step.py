@@ -23,6 +23,7 @@ from ckptdrill.launch.local import job_environment
 from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Checkpoint,
+    Convert,
     Damage,
     Job,
     Launch,
@@ -81,9 +82,20 @@ def checkpoint_path(setting: Setting, checkpoint: Checkpoint) -> Path:
     if checkpoint.state is not None:
         state = setting.run.work(checkpoint.damage_id or "") / "states" / checkpoint.state
         return state if resumes_in_place(setting) else state / path.relative_to(out)
+    if checkpoint.conversion_id is not None:
+        return converted_path(setting, checkpoint)
     if checkpoint.damage_id is not None:
         out = setting.run.work(checkpoint.damage_id)
     return saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
+
+
+def converted_path(setting: Setting, checkpoint: Checkpoint) -> Path:
+    """Where a conversion puts its result: beside a copy of what it converts, as `step-8_NAME`."""
+    step = setting.steps[checkpoint.conversion_id or ""]
+    if not isinstance(step, Convert):
+        raise TypeError(f"step {step.id} is not a conversion")
+    source = checkpoint_path(setting, step.checkpoint)
+    return setting.run.work(step.id) / f"{source.name}_{step.name}"
 
 
 def restored(setting: Setting, launch: Launch) -> Checkpoint | None:
@@ -211,7 +223,9 @@ def describe(
     job, run = setting.matrix.job, setting.run
     filled = _filler(setting, launch)
     resumes = restored_path(setting, launch) is not None
-    args = (*job.args, *(job.resume_args if resumes else ()), *launch.extra_args)
+    resume_args = resume_args_of(setting, launch) if resumes else ()
+    args = (*job.args, *launch.topology.args, *resume_args)
+    args = (*args, *launch.extra_args)
     offset = first_step(setting, launch)
     environment = setting.matrix.environments[launch.environment]
     job_env = {name: filled(text, f"job.env.{name}") for name, text in job.env.items()}
@@ -238,9 +252,20 @@ def describe(
         "timeout_s": job.timeout_s,
         "agree_timeout_s": min(_AGREE_TIMEOUT_S, job.timeout_s / 2),
         "launcher": launcher,
+        "hostname": launch.host,
         "fault": to_json(launch.fault),
         "file_events": _file_events(setting, launch, offset),
     }
+
+
+def resume_args_of(setting: Setting, launch: Launch) -> tuple[str, ...]:
+    """What a launch that restores is told beside the job's arguments, as templates."""
+    step = setting.steps.get((launch.restores and launch.restores.conversion_id) or "")
+    if isinstance(step, Convert):
+        own = setting.matrix.conversions[step.name].resume_args
+        if own is not None:
+            return own
+    return setting.matrix.job.resume_args
 
 
 def _file_events(setting: Setting, launch: Launch, offset: int) -> dict[str, Any] | None:
@@ -280,15 +305,17 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
     return None if guard is None else str(guard)
 
 
-def out_of_reach(setting: Setting, launch: Launch) -> list[str]:
+def out_of_reach(setting: Setting, launch: Launch | Convert) -> list[str]:
     """What `launch` has no business to write to, there yet or not: the checkpoint that the run
-    starts from, and the folders of other launches whose checkpoints are restored.
+    starts from, and the folders of other launches and conversions whose checkpoints are restored.
 
     Its own folder is not separated from the rest: a job may rename files into `{out}`.
     """
     start_from = setting.matrix.job.start_from
     given = [] if start_from is None else [Path(start_from).resolve()]
-    savers = {used.launch_id for used in restored_checkpoints(setting)} - {launch.id}
+    savers = {used.launch_id for used in restored_checkpoints(setting)}
+    savers |= {step.id for step in setting.steps.values() if isinstance(step, Convert)}
+    savers -= {launch.id}
     return [str(path) for path in (*given, *(setting.run.work(each) for each in sorted(savers)))]
 
 
@@ -304,7 +331,9 @@ def _uses(setting: Setting, step: Step) -> tuple[Checkpoint, ...]:
     if isinstance(step, Damage):
         later = (replace(each, damage_id=None) for each in torn(setting, step.id))
         return (step.checkpoint, *older(setting, step.checkpoint), *later)
-    if step.restores is None or step.restores.damage_id is not None:
+    if isinstance(step, Convert):
+        return (step.checkpoint,)
+    if step.restores is None or step.restores.damage_id or step.restores.conversion_id:
         return ()
     return (step.restores,)
 
@@ -321,7 +350,7 @@ def unmet(setting: Setting, step: Step) -> str | None:
     """Why a step whose dependencies ended well still cannot run: nothing was saved for it."""
     if isinstance(step, Replay):
         return None
-    if isinstance(step, Damage):
+    if isinstance(step, (Damage, Convert)):
         path: Path | None = checkpoint_path(setting, step.checkpoint)
     else:
         path = restored_path(setting, step)

@@ -121,6 +121,10 @@ class RunFolder:
         """The record of one replay: points of interruption, and the states they leave."""
         return self.root / "replays" / f"{safe_name(replay_id)}.json"
 
+    def conversion(self, conversion_id: str) -> Path:
+        """The record of one conversion: command, seconds, what is wrong with its output."""
+        return self.root / "conversions" / f"{safe_name(conversion_id)}.json"
+
     @property
     def warm(self) -> Path:
         """Control folders of the warm parents."""

@@ -148,8 +148,10 @@ def init(program: Path, checkpoint: Path | None, output: Path) -> ExitCode:
 
 
 def plan(path: Path, python: str | None) -> ExitCode:
-    """Print the launches of a run, who shares them, and how long they may take."""
-    matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
+    """Print the launches of a run, who shares them, how long they may take, and what does not fit
+    this node: the matrix may be meant for another one.
+    """
+    matrix = matrices.load(path, python=python)
     plans = plans_.plan_all(matrix)
     graph, capacity = Graph.of(plans_.steps_of(plans)), Capacity.detect()
     expected = forecast(graph, capacity)
@@ -181,6 +183,8 @@ def plan(path: Path, python: str | None) -> ExitCode:
         console.print(
             "A replay adds launches of its own: a restore for each distinct state it finds."
         )
+    for line in _misfits(graph, capacity, _ranks_that_fit()):
+        console.print(Text(line), soft_wrap=True)
     return ExitCode.AS_EXPECTED
 
 
@@ -540,6 +544,25 @@ def _check_torch(matrix: Matrix, plans: Sequence[Plan]) -> None:
                 where=f"environment {name!r}",
                 hint="name the interpreter that runs the job: --python PATH, or environments.NAME",
             )
+
+
+def _misfits(graph: Graph, capacity: Capacity, fit: int) -> Iterator[str]:
+    """Topologies that `run` refuses here (over `fit` ranks), and those that run alone."""
+    launches = (step for step in graph.steps.values() if isinstance(step, Launch))
+    sizes = {each.topology.name: each.topology.world_size for each in launches}
+    kind = f"{len(capacity.devices)} GPUs" if capacity.devices else "no GPU"
+    large = sorted(name for name, size in sizes.items() if size > fit)
+    alone = sorted(name for name, size in sizes.items() if fit >= size > capacity.ranks)
+    if large:
+        yield (
+            f"Do not fit this node ({kind}, {fit} ranks at most), and `run` refuses them: "
+            f"{', '.join(large)}."
+        )
+    if alone:
+        yield (
+            f"Larger than what runs at once here ({kind}, {capacity.ranks} ranks), so that each "
+            f"runs alone: {', '.join(alone)}."
+        )
 
 
 def _ranks_that_fit() -> int:

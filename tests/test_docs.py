@@ -25,7 +25,7 @@ from ckptdrill.launchers import Mode
 from ckptdrill.manifest import Pointing, Standing
 from ckptdrill.manifest.record import MEANING
 from ckptdrill.model import Held, Item, Reason, VerdictWord
-from ckptdrill.placeholders import PLACEHOLDERS
+from ckptdrill.placeholders import OF_A_CONVERSION, PLACEHOLDERS
 from ckptdrill.reasons import EXPLANATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +53,7 @@ SECTIONS = {
     "job.memory_tier.": matrix_schema.MemoryTierSection,
     "environments.NAME.": matrix_schema.EnvironmentSection,
     "topologies.NAME.": matrix_schema.TopologySection,
+    "conversions.NAME.": matrix_schema.ConversionSection,
     "tolerance.": matrix_schema.ToleranceSection,
     "policy.": matrix_schema.PolicySection,
     "policy.rng.": matrix_schema.RngSection,
@@ -102,6 +103,11 @@ def test_the_keys_of_the_matrix() -> None:
 def test_the_placeholders() -> None:
     rows = [[f"`{{{name}}}`", meaning] for name, meaning in PLACEHOLDERS.items()]
     assert _table("| placeholder | value |") == rows
+
+
+def test_the_placeholders_of_a_conversion() -> None:
+    rows = [[f"`{{{name}}}`", meaning] for name, meaning in OF_A_CONVERSION.items()]
+    assert _table("| placeholder of a conversion | value |") == rows
 
 
 def test_the_matrices_of_the_manual_parse() -> None:

@@ -32,6 +32,7 @@ ORDER = (
     ("plan",),
     ("formats", "damage", "environments", "installed", "isolate", "manifest", "pointers", "tiers"),
     (
+        "convert",
         "equivalence",
         "inflict",
         "interrupt",

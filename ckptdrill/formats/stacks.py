@@ -98,6 +98,9 @@ class Checkpoint:
     notes: tuple[str, ...]
 
 
+UNKNOWN = "not a checkpoint of a known format"
+
+
 def read(path: Path) -> Checkpoint:
     """Everything about the checkpoint at `path`, a file or a folder; no pickle is executed.
 
@@ -109,7 +112,7 @@ def read(path: Path) -> Checkpoint:
     stack = next((stack for stack in _STACKS if stack.recognises(found)), None)
     if stack is None and not plain.recognises(found):
         raise UserError(
-            "not a checkpoint of a known format",
+            UNKNOWN,
             where=str(path),
             hint="known are DCP, torch.save, safetensors, and the folders of "
             + ", ".join(each.NAME for each in _STACKS),

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ckptdrill.formats import contents, deepspeed
 from ckptdrill.formats.contents import Found, Holdings, Part
@@ -38,7 +38,7 @@ def holdings(found: Found) -> Holdings:
         for key, tensor in deepspeed.under_model(_of_parameters(held)).items()
         if _parameter(key) not in buffers
     }
-    lacking = _lacking(found, buffers)
+    lacking = _lacking(found, buffers, trained=shapes.keys())
     whole = Holdings(tensors, held.leaves, held.versions, held.problems, held.notes)
     return whole.also(problems=lacking)
 
@@ -75,13 +75,19 @@ def _place(part: Part) -> str | None:
     return f"optimizer.state.{match['name']}.{match['state']}"
 
 
-def _lacking(found: Found, buffers: frozenset[str]) -> Iterator[str]:
+def _lacking(found: Found, buffers: frozenset[str], trained: Collection[str]) -> Iterator[str]:
+    """Parameters without a file that others have. Where the model states name what is `trained`,
+    all of it must be there, and what is not among it (frozen) has no moments.
+    """
     states: dict[str, set[str]] = {}
     for match in found.matching(_STATE.pattern):
         states.setdefault(match["name"], set()).add(match["state"])
     counted = Counter(state for held in states.values() for state in held)
     usual = {state for state, count in counted.items() if count * 2 > len(states)}
+    for name in sorted(set(trained) - states.keys()):
+        yield f"{name} is missing: the model states name it, and there is no folder of it"
     for name, held in states.items():
-        for state in sorted(usual - held):
+        wanted = usual if not trained or name in trained else {_MASTER}
+        for state in sorted(wanted - held):
             if name not in buffers:
                 yield f"{name} has no {state}.pt, which other parameters have"

@@ -145,33 +145,44 @@ def _other_step(
 
 
 def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
-    """Ranks that hold different steps: a generation put together from two."""
-    reference = pair.reference
+    """Ranks that hold different steps: a generation put together from two.
+
+    A rank that has nothing of what is wrong, as with flat partitions, says nothing.
+    """
+    reference, ranks = pair.reference, pair.restored.sample("state", pair.restore_step)
     then = {
         step: {fact.rank: fact.data.get(part, {}) for fact in reference.sample("state", step)}
         for step in reversed(reference.sampled_steps())
     }
     held = {
-        fact.rank: _step_on_rank(wrong, fact, then, part)
-        for fact in pair.restored.sample("state", pair.restore_step)
+        fact.rank: _step_on_rank(mine, fact.rank, then)
+        for fact in ranks
+        if (mine := _held_of(wrong, fact, part))
     }
-    if len(set(held.values())) < 2 or None in held.values():
+    steps = set(held.values())
+    alone = len(held) < len(ranks) and steps != {pair.restore_step}
+    if not steps or None in steps or (len(steps) < 2 and not alone):
         return None
     return ", ".join(f"rank {rank} holds step {step}" for rank, step in sorted(held.items()))
 
 
+def _held_of(names: Sequence[str], now: Fact, part: str) -> Mapping[str, JsonValue]:
+    """The entries of these tensors that a rank has; the digest of none, or of zeros, is 0."""
+    mine = now.data.get(part, {})
+    entries = {n: mine[n] for n in names if n in mine and is_entry(mine[n])}
+    return {n: entry for n, entry in entries.items() if entry[1] and entry[4].strip("0")}
+
+
 def _step_on_rank(
-    wrong: Sequence[str], now: Fact, then: Mapping[int, Mapping[int, JsonValue]], part: str
+    mine: Mapping[str, JsonValue], rank: int, then: Mapping[int, Mapping[int, JsonValue]]
 ) -> int | None:
     """The newest step at which the source run held on this rank what is there now. `then` has, by
     step, newest first, and by rank, the leaves of the part.
     """
-    mine = now.data.get(part, {})
-    tensors = {n: mine[n] for n in wrong if n in mine and is_entry(mine[n]) and mine[n][1]}
     for step, leaves in then.items():
-        theirs = leaves.get(now.rank, {})
-        moving = [name for name in tensors if name in theirs]
-        if moving and all(tensors[name] == theirs[name] for name in moving):
+        theirs = leaves.get(rank, {})
+        moving = [name for name in mine if name in theirs]
+        if moving and all(mine[name] == theirs[name] for name in moving):
             return step
     return None
 

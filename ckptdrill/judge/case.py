@@ -303,7 +303,15 @@ def _measured(
     like = plan.source if plan.source.topology.same_layout(plan.restore.topology) else None
     plain = plan.control or like
     return {
-        "phases": timing.phases(restore),
+        "phases": _phases(evidence, restore),
         "step_s": timing.step_s(evidence.record(plain.id) if plain else None),
         "save": timing.save(source, saved, evidence.start_step),
     }
+
+
+def _phases(evidence: Evidence, restore: LaunchRecord) -> Mapping[str, JsonValue]:
+    """The phases of the restore, after that of the conversion where there was one."""
+    found, record = timing.phases(restore), evidence.conversion
+    if not found or record is None:
+        return found
+    return {"conversion": round(float(record["took_s"]), 6), **found}

@@ -1,7 +1,8 @@
 """What can be said of a cell before its restored run is looked at.
 
-In this order: nobody was to run it, its source failed, its fault never happened, its restore did
-not run or recorded nothing, its control does not hold. None means that there is a run to judge.
+In this order: nobody was to run it, its source failed, its fault never happened, its conversion
+made nothing to restore, its restore did not run or recorded nothing, its control does not hold.
+None means that there is a run to judge.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ def before_the_restore(evidence: Evidence) -> Verdict | None:
         return _early(evidence, Reason.FAULT_NOT_FIRED, why, "see journal.jsonl")
     if evidence.damage is not None and evidence.damage.get("guard_refused"):
         return _guard_refused(evidence, evidence.damage)
+    conversion = _conversion(evidence)
+    if conversion is not None:
+        return conversion
     if restore is None:
         why = evidence.skipped.get(plan.restore.id, "the restore launch has not run")
         return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
@@ -77,6 +81,40 @@ def _guard_refused(evidence: Evidence, damage: Mapping[str, JsonValue]) -> Verdi
     )
 
 
+def _conversion(evidence: Evidence) -> Verdict | None:
+    """What a conversion that made no whole checkpoint comes to; None where there is none to judge.
+
+    Only a converter that ran and stopped by itself has refused the checkpoint.
+    """
+    step, record = evidence.plan.conversion, evidence.conversion
+    if step is None:
+        return None
+    if record is None:
+        why = evidence.skipped.get(step.id, "the conversion has not run")
+        return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
+    read = f"read launches/{step.id}/launcher.err"
+    if record.get("refused"):
+        return Verdict(
+            cell_id=evidence.plan.cell.id,
+            claim=evidence.plan.claim,
+            word=VerdictWord.UNSUPPORTED,
+            reason=Reason.REFUSED,
+            explanation=f"the conversion {step.name} refused the checkpoint: {record['message']}",
+            next_move=read,
+        )
+    if record.get("timed_out"):
+        why = f"the conversion {step.name} {record.get('ended_badly')}"
+        return _early(evidence, Reason.TIMED_OUT, why, f"raise its timeout_s, or {read}")
+    if record.get("ended_badly"):
+        why = f"the conversion {step.name} {record['ended_badly']}: {record.get('message')}"
+        return _early(evidence, Reason.CRASHED, why, read)
+    problems = record.get("problems") or ()
+    if problems:
+        why = f"the conversion {step.name} left no whole checkpoint: {problems[0]}"
+        return _early(evidence, Reason.EVIDENCE_MISSING, why, read)
+    return None
+
+
 def _undrilled(evidence: Evidence) -> Verdict:
     """Only a document that rules the change out can decide a cell that nobody drills."""
     if not evidence.exclusions:
@@ -112,14 +150,14 @@ def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str]
     if end.how is not End.TRAINED:
         return (
             f"the source run failed: {end.text}",
-            f"read {folder}/rank0.err and {folder}/launcher.err",
+            end.remedy or f"read {folder}/rank0.err and {folder}/launcher.err",
         )
     if not source.of("stepped"):
         return (
             "the source run ended without one training step (an optimizer step after a backward)",
             "check job.args: does the script train under torchrun with these?",
         )
-    wanted = evidence.plan.damage or evidence.plan.restore
+    wanted = evidence.plan.damage or evidence.plan.conversion or evidence.plan.restore
     lost = evidence.skipped.get(wanted.id, "")
     if "no checkpoint" in lost:
         return (

@@ -50,6 +50,7 @@ class Ending:
     text: str
     rank: int | None = None
     facts: tuple[str, ...] = ()
+    remedy: str = ""  # what to do about this very ending, where it is known
 
 
 def ending(record: LaunchRecord) -> Ending:
@@ -161,6 +162,9 @@ def cause(fact: Fact) -> str:
 
 
 def _timed_out(record: LaunchRecord) -> Ending:
+    compiling = _compiling(record)
+    if compiling is not None:
+        return compiling
     loading = [
         f
         for f in record.of("load_begin")
@@ -185,6 +189,44 @@ def _timed_out(record: LaunchRecord) -> Ending:
     return Ending(
         End.TIMED_OUT, f"the time limit ended it; steps completed by rank: {steps or 'none'}"
     )
+
+
+def _compiling(record: LaunchRecord) -> Ending | None:
+    """The time limit came while an extension of torch was compiled, or while ranks waited for a
+    build that no rank of this launch makes: what was killed before it left its lock behind.
+    """
+    last = {(f.rank, f.data["lock"]): f for f in record.of("extension")}
+    builds = [f for f in last.values() if f.data["does"] == "builds"]
+    waits = [f for f in last.values() if f.data["does"] == "waits"]
+    for fact in sorted(builds, key=lambda f: f.t):
+        text = (
+            f"the time limit came while rank {fact.rank} compiled the torch extension "
+            f"{_extension(fact)}, which is done once"
+        )
+        what = f"let it be compiled before, or raise job.timeout_s; or {_PREVENTION}"
+        return Ending(End.TIMED_OUT, text, fact.rank, (fact.ref,), what)
+    if not waits:
+        return None
+    lock, name = waits[0].data["lock"], _extension(waits[0])
+    ranks = sorted({f.rank for f in waits})
+    text = (
+        f"ranks {ranks} waited for another process to compile the torch extension {name}, and no "
+        f"rank of this launch did: {lock} was left behind by a build that was killed"
+    )
+    what = f"remove {lock} if no other process compiles; or {_PREVENTION}"
+    return Ending(End.TIMED_OUT, text, ranks[0], tuple(f.ref for f in waits), what)
+
+
+_PREVENTION = (
+    "give the job a TORCH_EXTENSIONS_DIR of its own (job.env), or do without the extension: in a "
+    'DeepSpeed job `deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False` before '
+    "deepspeed.init_distributed, and a client torch.optim optimizer"
+)
+
+
+def _extension(fact: Fact) -> str:
+    """The name of an extension: that of the folder in which it is built."""
+    return str(fact.data["lock"]).rsplit("/", 2)[-2]
 
 
 def _died(record: LaunchRecord, finished: set[int]) -> Ending:

@@ -42,6 +42,7 @@ class Evidence:
     exclusions: tuple[str, ...] = ()  # why documents rule out a cell that nobody drills
     tier_saves: tuple[int, ...] = ()  # steps saved in the memory tier
     tiers: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
+    conversion: Mapping[str, JsonValue] | None = None  # its record, where what is restored has one
     control_failed: str | None = (
         None  # why the baseline of this source does not hold, if it does not
     )

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from msgspec import structs
 
-from ckptdrill.judge.logical import Logical, combine, quoted
+from ckptdrill.judge.logical import Logical, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
@@ -139,10 +139,19 @@ def moments(state: Sampled) -> Check:
         state.refs,
         _incomplete(source, target),
     )
-    if source and len(lost) == len(source):
-        summary = f"all {len(lost)} entries of the source are missing: a fresh optimizer"
+    kept = [name for name in source if is_master(name)]
+    if lost and len(lost) == len(source) - len(kept):
+        beside = " but the master weights" if kept else ""
+        summary = f"all {len(lost)} entries of the source{beside} are missing: a fresh optimizer"
         return replace(check, summary=summary)
     return check
+
+
+def is_master(name: str) -> bool:
+    """True for the float32 copies of weights that DeepSpeed steps on: they are there before any
+    moment is.
+    """
+    return name.endswith(".fp32")
 
 
 def _missing_on_a_rank(state: Sampled) -> list[str]:
@@ -154,7 +163,17 @@ def _missing_on_a_rank(state: Sampled) -> list[str]:
         for before, after in zip(state.source, state.target, strict=True)
         for name in sorted(before.data["optimizer"].keys() - after.data["optimizer"].keys())
         if any(name in other.data["optimizer"] for other in state.target)
+        and not _holds_nothing(after, name)
     ]
+
+
+def _holds_nothing(fact: Fact, name: str) -> bool:
+    """Whether a flat partition leaves this rank no element of the parameter of an optimizer's
+    entry: then its optimizer has none for it either.
+    """
+    parameter = name.rpartition(":")[2].rpartition(".")[0]
+    entry = fact.data["weights"].get(parameter)
+    return is_entry(entry) and entry[3] == [0]
 
 
 def hyperparameters(state: Sampled) -> Check:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
+from ckptdrill.judge import state as states
 from ckptdrill.judge import versions
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import (
@@ -85,8 +87,55 @@ def topology(pair: Pair, plan: Plan) -> Check:
         )
     loads = sorted({f.data["call"] for f in pair.restored.record.of("load_end")})
     how = ", ".join(loads) if loads else "no load call that the observer knows"
+    mechanism = _mechanism(pair, plan)
     summary = f"{plan.source.topology.short} -> {plan.restore.topology.short} by {how}"
-    return Check(Item.TOPOLOGY, Held.HELD, summary, facts=refs)
+    summary += f" ({_IN_WORDS[mechanism].format(name=plan.conversion and plan.conversion.name)})"
+    summary += _empty_handed(pair.restored)
+    numbers = {"mechanism": mechanism.value}
+    return Check(Item.TOPOLOGY, Held.HELD, summary, facts=refs, numbers=numbers)
+
+
+class Mechanism(StrEnum):
+    """How a state came to where it is trained on."""
+
+    NATIVE = "native"
+    RESHARD = "reshard at load"
+    CONVERSION = "conversion"
+    WEIGHTS_ONLY = "weights-only"
+
+
+_IN_WORDS = {
+    Mechanism.NATIVE: "native: the layout it was saved in",
+    Mechanism.RESHARD: "resharded at load",
+    Mechanism.CONVERSION: "from the conversion {name}",
+    Mechanism.WEIGHTS_ONLY: "weights only: the optimizer began afresh",
+}
+
+
+def _mechanism(pair: Pair, plan: Plan) -> Mechanism:
+    """By what the optimizer had at the first forward, then by what was planned."""
+    moments = [
+        {
+            name
+            for fact in run.sample("state", pair.restore_step)
+            for name in fact.data["optimizer"]
+            if not states.is_master(name)
+        }
+        for run in (pair.reference, pair.restored)
+    ]
+    if moments[0] and not moments[1]:
+        return Mechanism.WEIGHTS_ONLY
+    if plan.conversion is not None:
+        return Mechanism.CONVERSION
+    alike = plan.source.topology.same_layout(plan.restore.topology)
+    return Mechanism.NATIVE if alike else Mechanism.RESHARD
+
+
+def _empty_handed(run: Trajectory) -> str:
+    """DeepSpeed's load returns nothing, and raises nothing, where it finds no pointer."""
+    loads = run.record.of("engine_load")
+    empty = bool(loads) and not any(f.data["found"] for f in loads)
+    return "; the engine found nothing to load, and returned that" if empty else ""
 
 
 def damage(record: Mapping[str, JsonValue] | None, framework: str) -> Check:

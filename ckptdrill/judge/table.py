@@ -94,6 +94,22 @@ def _not_skewed(case: Case) -> Verdict | None:
     )
 
 
+def _not_moved(case: Case) -> Verdict | None:
+    """A restore under the name of the old host shows nothing of a replacement."""
+    wanted = case.evidence.plan.restore.host
+    seen = {str(fact.data.get("host")) for fact in case.restore.of("started")}
+    if wanted is None or seen == {wanted} or not seen:
+        return None
+    return _verdict(
+        case,
+        VerdictWord.UNPROVEN,
+        Reason.FAULT_NOT_FIRED,
+        f"the restore was to see {wanted} as its host and saw {', '.join(sorted(seen))}",
+        next(c for c in case.checks if c.item is Item.TOPOLOGY),
+        "allow user namespaces, or run where another host name can be given",
+    )
+
+
 def _hung(case: Case) -> Verdict | None:
     stacks = f"read launches/{case.restore.launch_id}/rank*.stacks"
     if case.end.how is End.HUNG_IN_RESTORE:
@@ -112,7 +128,7 @@ def _hung(case: Case) -> Verdict | None:
             Reason.TIMED_OUT,
             case.end.text,
             None,
-            f"raise job.timeout_s, or {stacks}",
+            case.end.remedy or f"raise job.timeout_s, or {stacks}",
         )
     return None
 
@@ -386,6 +402,7 @@ def _went_on(case: Case) -> Verdict:
 _RULES = {
     Claim.CONTINUES: (
         _not_skewed,
+        _not_moved,
         _batch_plan,
         _diverged,
         _hung,

@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> None:
         launch = json.load(stream)
     rank = int(os.environ.get("RANK", "0"))
     die_with_parent(signal.SIGKILL)
+    # A warm parent may have asked for the name of the host before this launch got one of its own.
+    platform._uname_cache = None  # type: ignore[attr-defined]
     _redirect(launch["folder"], rank)
     _arm_stacks(launch["folder"], rank)
     recorder = Recorder(os.path.join(launch["folder"], f"rank{rank}.jsonl"), rank)
@@ -108,6 +110,7 @@ def _describe(launch: dict[str, Any]) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "host": os.uname().nodename,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -16,8 +16,9 @@ In order:
 
 Run it as `python -I -S cage.py LAUNCH_JSON [PARENT_PID]`. It needs the standard library only and
 runs alike in the runner's interpreter and in the job's. Besides the common keys, `launch.json` may
-hold `command` (replaces the torchrun command line), `linger_s`, and `read_only`, the paths that the
-launch must not write to (those that are there yet).
+hold `command` (replaces the torchrun command line), `linger_s`, `read_only`, the paths that the
+launch must not write to (those that are there yet), and `hostname`, what it is to take for the name
+of its host.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LINGER_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # What unshare(2) and mount(2) take: linux/sched.h, linux/mount.h.
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWUSER = 0x00020000, 0x04000000, 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 19
 # What a mount has beside being writable, as statvfs(3) names it and as mount(2) does.
 _MOUNT_FLAGS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
@@ -153,16 +154,7 @@ def bind_read_only(paths: Iterable[str]) -> None:
     OSError where the kernel or its settings do not allow it, and then this process must not go on:
     half a namespace may be worse than none.
     """
-    user, group = os.geteuid(), os.getegid()
-    try:
-        _libc("unshare", _CLONE_NEWNS)
-    except OSError as error:
-        if error.errno != errno.EPERM:
-            raise
-        _libc("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
-        _write_proc("setgroups", "deny")  # without it, nobody but root may map a group
-        _write_proc("uid_map", f"{user} {user} 1")
-        _write_proc("gid_map", f"{group} {group} 1")
+    _unshare(_CLONE_NEWNS)
     # What is mounted outside goes on to appear here; what is mounted here stays here.
     _mount(None, "/", _MS_REC | _MS_SLAVE)
     for path in paths:
@@ -171,6 +163,31 @@ def bind_read_only(paths: Iterable[str]) -> None:
         had = os.statvfs(path).f_flag
         kept = sum(mount_flag for flag, mount_flag in _MOUNT_FLAGS if had & flag)
         _mount(None, path, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
+
+
+def rename_host(name: str) -> None:
+    """Let this process and all that it starts see `name` as that of their host, and nobody else.
+
+    Raises OSError where the kernel or its settings do not allow it; then this process must not go
+    on, as in `bind_read_only`.
+    """
+    _unshare(_CLONE_NEWUTS)
+    encoded = name.encode()
+    _libc("sethostname", encoded, ctypes.c_size_t(len(encoded)))
+
+
+def _unshare(namespace: int) -> None:
+    """A namespace of its own; who may not have one gets it inside a user namespace."""
+    user, group = os.geteuid(), os.getegid()
+    try:
+        _libc("unshare", namespace)
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+        _libc("unshare", _CLONE_NEWUSER | namespace)
+        _write_proc("setgroups", "deny")  # without it, nobody but root may map a group
+        _write_proc("uid_map", f"{user} {user} 1")
+        _write_proc("gid_map", f"{group} {group} 1")
 
 
 def _mount(source: str | None, target: str, flags: int) -> None:
@@ -460,14 +477,21 @@ def _start_launcher(
     environment: Mapping[str, str],
     become_launcher: BecomeLauncher,
 ) -> tuple[int, dict[str, Any]]:
-    """The launcher's process id, and how many paths are read-only for it or why none is."""
+    """The launcher's process id, and how many paths are read-only for it or why none is.
+
+    What the kernel refuses is asked for once more without the name of the host (the facts of the
+    ranks tell which they saw), then without anything.
+    """
     paths = [path for path in launch.get("read_only") or () if os.path.lexists(path)]
     start = (launch, folder, environment, become_launcher)
-    launcher_pid, refusal = _fork_launcher(*start, paths)
-    if refusal is None:
-        return launcher_pid, {"bound_read_only": len(paths), "bind_refused": None}
-    os.waitpid(launcher_pid, 0)
-    launcher_pid, _ = _fork_launcher(*start, ())
+    hostname = launch.get("hostname")
+    refusal = None
+    for view in ((paths, hostname), (paths, None)) if hostname else ((paths, None),):
+        launcher_pid, refusal = _fork_launcher(*start, *view)
+        if refusal is None:
+            return launcher_pid, {"bound_read_only": len(paths), "bind_refused": None}
+        os.waitpid(launcher_pid, 0)
+    launcher_pid, _ = _fork_launcher(*start, (), None)
     return launcher_pid, {"bound_read_only": 0, "bind_refused": refusal}
 
 
@@ -477,8 +501,11 @@ def _fork_launcher(
     environment: Mapping[str, str],
     become_launcher: BecomeLauncher,
     read_only: Iterable[str],
+    hostname: str | None,
 ) -> tuple[int, str | None]:
-    """The launcher's process id; and why it has ended again, if `read_only` cannot be had."""
+    """The launcher's process id; and why it has ended again, if `read_only` or the name of the host
+    cannot be had.
+    """
     cage_pid = os.getpid()
     answer, say = os.pipe()
     launcher_pid = os.fork()
@@ -488,7 +515,7 @@ def _fork_launcher(
             return launcher_pid, stream.read() or None
     try:
         os.close(answer)
-        if not _bound(read_only, say):
+        if not _bound(read_only, hostname, say):
             os._exit(0)
         die_with_parent(signal.SIGKILL, cage_pid)
         # A launcher that signals its own group must not reach the cage.
@@ -504,12 +531,16 @@ def _fork_launcher(
         os._exit(127)
 
 
-def _bound(read_only: Iterable[str], say: int) -> bool:
-    """Whether what was wanted read-only is; why not is written to the descriptor `say`."""
+def _bound(read_only: Iterable[str], hostname: str | None, say: int) -> bool:
+    """Whether what was wanted read-only is, and the host has the wanted name; why not is written
+    to the descriptor `say`.
+    """
     with os.fdopen(say, "w") as stream:
         try:
             if read_only:
                 bind_read_only(read_only)
+            if hostname is not None:
+                rename_host(hostname)
         except (OSError, AttributeError) as error:
             stream.write(str(getattr(error, "strerror", None) or error))
             return False

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     """Ranges ``(start, length)`` of global indices along one dimension, in local order."""
     Box = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
     """Local values, the shape of the logical tensor, and where in it the values begin."""
+    Slab = tuple[int, int, int]
+    """Dimension along which a tensor is cut, where the slab begins along it, and its length."""
+    Part = tuple[torch.Tensor, Sequence[int], Sequence[Runs], int]
+    """Local values, the shape that they are part of, their ranges in it, and where that begins."""
 
 Entry = list[Any]
 """``[dtype, global shape, offsets, sizes, digest hex]``, as written to a ``state`` fact."""
@@ -88,23 +92,31 @@ def entry(tensor: torch.Tensor) -> Entry:
         local, shape, dim_runs, mark = _locate(tensor)
         result = _shard_entry(local, shape, dim_runs)
         if mark:
-            result[1:3] = [[int(size) for size in tensor.shape], mark]
+            whole = shape if is_sharded(tensor) else tensor.shape
+            result[1:3] = [[int(size) for size in whole], mark]
         return result
 
 
-def flat_entry(flat: torch.Tensor, global_shape: Sequence[int], start: int) -> Entry:
+def flat_entry(
+    flat: torch.Tensor, global_shape: Sequence[int], start: int, slab: Slab | None = None
+) -> Entry:
     """Return the entry of elements ``start … start + numel`` of the flattened logical tensor.
 
     `flat` is a contiguous range of the row-major elements (a flat shard of ZeRO, FSDP1 or
-    Megatron); it may be empty. Offsets and sizes are then one number each, in elements. Raises
-    TypeError as `entry` does.
+    Megatron); it may be empty. With a `slab` it is a range of the elements of that slab. Offsets
+    and sizes are then one number each, in elements, and with a slab a second one: where along its
+    dimension the slab begins, and 1. Raises TypeError as `entry` does.
     """
     with torch.no_grad():
         local = _unwrap(flat).detach().reshape(-1)
         _require_bytes(local)
-        size = local.numel()
-        words = _sum_words(local, (size,), [[(0, size)]], start)
-        return [_dtype_name(local.dtype), list(global_shape), [start], [size], _hex(words)]
+        words = [0, 0]
+        for part, shape, runs, base in _ranges_of_slab(local, global_shape, start, slab):
+            words = [a + b for a, b in zip(words, _sum_words(part, shape, runs, base))]
+        offsets, sizes = ([start], [local.numel()])
+        if slab is not None:
+            offsets, sizes = [start, slab[1]], [local.numel(), 1]
+        return [_dtype_name(local.dtype), list(global_shape), offsets, sizes, _hex(words)]
 
 
 def combine(entries: Iterable[Sequence[Any]]) -> str:
@@ -134,12 +146,17 @@ def project(tensor: torch.Tensor) -> list[float]:
     with torch.no_grad():
         local, shape, dim_runs, _ = _locate(tensor)
         _require_bytes(local)
-        total = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=local.device)
-        for box in _boxes(_reals(local), shape, dim_runs):
-            for flat, start in _pieces(*box):
-                for begin, end in _spans(start, flat.numel(), _CELL_ELEMENTS):
-                    total += _project_span(flat[begin:end].to(torch.float64), start + begin)
-        return [float(value) for value in total.tolist()]
+        return _project_parts(local.device, [(local, shape, dim_runs, 0)])
+
+
+def flat_project(
+    flat: torch.Tensor, global_shape: Sequence[int], start: int, slab: Slab | None = None
+) -> list[float]:
+    """Return the `project` of what `flat_entry` is the entry of."""
+    with torch.no_grad():
+        local = _unwrap(flat).detach().reshape(-1)
+        _require_bytes(local)
+        return _project_parts(local.device, _ranges_of_slab(local, global_shape, start, slab))
 
 
 def row_hashes(batch: torch.Tensor) -> list[str]:
@@ -210,10 +227,38 @@ def _shard_entry(local: torch.Tensor, shape: Sequence[int], dim_runs: Sequence[R
     return [_dtype_name(local.dtype), list(shape), offsets, list(local.shape), _hex(words)]
 
 
+def _ranges_of_slab(
+    flat: torch.Tensor, shape: Sequence[int], start: int, slab: Slab | None
+) -> Iterator[Part]:
+    """Yield the parts of a range of a slab: what is left of its first row, whole rows, the rest.
+
+    Without a slab the range is one part, and so it is in a slab of whole rows.
+    """
+    size = flat.numel()
+    dim, offset, length = slab or (0, 0, 0)
+    inner = math.prod(shape[dim + 1 :]) if slab else 1
+    width, pitch, left = length * inner, (math.prod(shape[dim:]) if slab else 0), offset * inner
+    if slab is None or dim == 0:
+        yield flat, (size,), [[(0, size)]], start + left
+        return
+    head = min(-start % width, size)
+    rows = (size - head) // width
+    body = head + rows * width
+    for begin, end in ((0, head), (body, size)):
+        row, column = divmod(start + begin, width)
+        yield flat[begin:end], (end - begin,), [[(0, end - begin)]], row * pitch + left + column
+    if rows:
+        first = (start + head) // width
+        runs = [[(first, rows)], [(left, width)]]
+        yield flat[head:body].view(rows, width), (first + rows, pitch), runs, 0
+
+
 def _locate(
     tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, tuple[int, ...], list[Runs], list[Any] | None]:
     """Return the local tensor, the global shape, the ranges per dimension, and the partial mark."""
+    if is_sharded(tensor):
+        return _locate_shard(tensor)
     placements = getattr(tensor, "placements", None)
     if placements is None or not hasattr(tensor, "_local_tensor"):
         local = _unwrap(tensor).detach()
@@ -233,6 +278,29 @@ def _locate(
         return local, shape, empty, None
     mark = ["partial", [str(placement) for placement in placements], list(coordinate or [])]
     return local, tuple(local.shape), [[(0, size)] for size in local.shape], mark
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Tell whether it is a ShardedTensor, as FSDP1 saves without a device mesh.
+
+    Next to nothing of a tensor can be asked of one, not even its number of elements.
+    """
+    return hasattr(type(tensor), "local_shards")
+
+
+def _locate_shard(
+    tensor: Any,
+) -> tuple[torch.Tensor, tuple[int, ...], list[Runs], list[Any] | None]:
+    """As `_locate`. A rank has one shard, or none; several are not added up."""
+    about, shards = tensor.metadata(), tensor.local_shards()
+    shape = tuple(int(size) for size in about.size)
+    if not shards:
+        nothing = torch.empty([0 for _ in shape], dtype=about.tensor_properties.dtype)
+        return nothing, shape, [[] for _ in shape], None
+    place, local = shards[0].metadata, _unwrap(shards[0].tensor).detach()
+    runs = [[(int(o), int(s))] for o, s in zip(place.shard_offsets, place.shard_sizes)]
+    mark = None if len(shards) == 1 else ["partial", [f"{len(shards)} shards"], []]
+    return local, shape, runs, mark
 
 
 def _dim_runs(
@@ -661,6 +729,18 @@ def _spans(
             step = min(left, limit) // cell * cell
         yield done, done + step
         done += step
+
+
+def _project_parts(device: torch.device, parts: Iterable[Part]) -> list[float]:
+    total = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=device)
+    for local, shape, dim_runs, base in parts:
+        each = 2 if local.is_complex() else 1
+        for box in _boxes(_reals(local), shape, dim_runs):
+            for flat, offset in _pieces(*box):
+                start = each * base + offset
+                for begin, end in _spans(start, flat.numel(), _CELL_ELEMENTS):
+                    total += _project_span(flat[begin:end].to(torch.float64), start + begin)
+    return [float(value) for value in total.tolist()]
 
 
 def _project_span(values: torch.Tensor, index: int) -> torch.Tensor:

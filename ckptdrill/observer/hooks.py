@@ -21,8 +21,9 @@ from typing import Any, Callable
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import file_baton
 
-from . import inventory
+from . import engine, inventory
 from .facts import Recorder, chain
 from .usage import uploaded
 from .watch import Watch
@@ -41,6 +42,7 @@ def install(watch: Watch, recorder: Recorder) -> None:
         _restore_hooks,
         _checkpoint_hooks,
         _process_group_hook,
+        _extension_hook,
     ):
         recorder.guarded(part)(watch, recorder)
 
@@ -132,10 +134,12 @@ def _backward_hook(watch: Watch, recorder: Recorder) -> None:
 def _optimizer_hooks(watch: Watch, recorder: Recorder) -> None:
     noted = recorder.guarded(watch.optimizer_made)
     pipelines = recorder.guarded(_pipeline_hook)
+    engines = recorder.guarded(engine.install)
 
     def made() -> None:
         noted()
         pipelines(watch, recorder)
+        engines(watch, recorder, sys.modules[__name__])
         _await_forward()
 
     _remember(torch.optim.Optimizer, watch.optimizers, recorder, then=made)
@@ -165,7 +169,7 @@ def _pipeline_hook(watch: Watch, recorder: Recorder) -> None:
     before(
         stage._PipelineStageBase,
         "forward_one_chunk",
-        lambda stage, number, inputs, *_, **__: chunk(stage, number, inputs),
+        lambda stage, number, inputs, *_, **__: chunk(stage.stage_index, number, inputs),
     )
 
 
@@ -272,7 +276,7 @@ def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
         )
         watch.uploads_noted.append(path)
 
-    return _timed("save", name, watch, recorder, before, after)
+    return timed("save", name, watch, recorder, before, after)
 
 
 def _loader(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
@@ -291,22 +295,23 @@ def _loader(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]
             leaves=recorder.columns.of(inventory.leaves(loaded)),
         )
 
-    return _timed("load", name, watch, recorder, before, after)
+    return timed("load", name, watch, recorder, before, after)
 
 
-def _timed(
+def timed(
     kind: str,
     name: str,
     watch: Watch,
     recorder: Recorder,
     before: Callable[..., None],
     after: Callable[..., None],
+    path_of: Callable[..., str] | None = None,
 ) -> Callable[[Any], Any]:
-    """Only the outermost call of a thread is recorded: DCP itself calls torch.save
-    and torch.load.
+    """Only the outermost call of a thread is recorded: DCP and DeepSpeed themselves call torch.save
+    and torch.load. `path_of` finds the path in the arguments of a call that is not torch's.
     """
     before, after = recorder.guarded(before), recorder.guarded(after)
-    path_of = recorder.guarded(_path)
+    path_of = recorder.guarded(path_of or (lambda args, kwargs: _path(name, args, kwargs)))
 
     @recorder.guarded
     def note_refusal(path: str, error: BaseException) -> None:
@@ -322,7 +327,7 @@ def _timed(
         def call(*args: Any, **kwargs: Any) -> Any:
             if getattr(_depth, "storage", False):
                 return plain(*args, **kwargs)
-            path = path_of(name, args, kwargs) or ""
+            path = path_of(args, kwargs) or ""
             inner = _finishes_async_save()
             if not inner:
                 before(path, args, kwargs)
@@ -429,3 +434,40 @@ def _process_group_hook(_watch: Watch, recorder: Recorder) -> None:
 
     torch.distributed.init_process_group = init_process_group
     torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+
+def _extension_hook(_watch: Watch, recorder: Recorder) -> None:
+    """Note who compiles an extension of torch at run time, and who waits for the one that does.
+
+    A build takes a lock file and the others wait until it is gone, without a limit: a build that
+    was killed leaves it behind, and every later start waits for nobody.
+    """
+    baton = file_baton.FileBaton
+    plain_acquire, plain_wait, plain_release = baton.try_acquire, baton.wait, baton.release
+
+    @recorder.guarded
+    def note(self: Any, does: str) -> None:
+        recorder.record_durably("extension", does=does, lock=os.path.abspath(self.lock_file_path))
+
+    @functools.wraps(plain_acquire)
+    def try_acquire(self: Any) -> Any:
+        acquired = plain_acquire(self)
+        if acquired:
+            note(self, "builds")
+        return acquired
+
+    @functools.wraps(plain_wait)
+    def wait(self: Any) -> Any:
+        note(self, "waits")
+        result = plain_wait(self)
+        note(self, "done")
+        return result
+
+    @functools.wraps(plain_release)
+    def release(self: Any) -> Any:
+        result = plain_release(self)
+        note(self, "done")
+        return result
+
+    for method in (try_acquire, wait, release):
+        setattr(baton, method.__name__, method)

@@ -39,11 +39,12 @@ def leaf(value: Any) -> Any:
 
 
 def _tensor_leaf(tensor: torch.Tensor) -> Any:
-    local = getattr(tensor, "_local_tensor", tensor)
-    if local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
+    sharded = fingerprint.is_sharded(tensor)
+    local = tensor if sharded else getattr(tensor, "_local_tensor", tensor)
+    if not sharded and local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
         return state.plain(local.item())
     described: dict[str, Any] = {"entry": state.entry(tensor)}
-    if local.is_floating_point() and isinstance(described["entry"], list):
+    if local.dtype.is_floating_point and isinstance(described["entry"], list):
         described["projection"] = fingerprint.project(tensor)
     return described
 

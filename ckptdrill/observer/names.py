@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from . import flat
+from .zero import is_engine
+
 WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module")
 
 
@@ -32,11 +35,13 @@ class Roots:
         alive = [(label, reference()) for label, reference in self.found]
         return [(label, module) for label, module in alive if module is not None]
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(canonical name, parameter), a tied parameter under each of its names."""
+    def parameters(self) -> Iterator[tuple[str, flat.Parameter]]:
+        """(canonical name, parameter), a tied parameter under each of its names; for what lies in
+        a flat partition of FSDP1, the fragment that this rank holds.
+        """
         for label, module in self.modules:
-            for name, tensor in module.named_parameters(remove_duplicate=False):
-                yield label + self._canonical(name, module), tensor
+            for name, parameter in flat.named_parameters(module):
+                yield label + self._canonical(name, module), parameter
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """(canonical name, buffer, whether it is persistent)."""
@@ -51,19 +56,24 @@ class Roots:
     def generators(self, is_generator: Callable[[Any], bool]) -> dict[str, Any]:
         """Generator objects that modules keep as attributes, by the name of the module."""
         return {
-            f"{label}{prefix}.{key}": value
+            label + self._canonical(f"{prefix}.{key}", module): value
             for label, module in self.modules
             for prefix, child in module.named_modules()
             for key, value in list(vars(child).items())
             if is_generator(value)
         }
 
-    def parameter_names(self) -> dict[int, str]:
-        """id(parameter) -> its first canonical name."""
-        names: dict[int, str] = {}
-        for name, tensor in self.parameters():
-            names.setdefault(id(tensor), name)
-        return names
+    def by_parameter(self) -> flat.Inside:
+        """id(what an optimizer knows) -> the parameters in it, each by its first canonical name:
+        one, or all those of a flat partition.
+        """
+        found: flat.Inside = {}
+        for name, parameter in self.parameters():
+            whole = parameter.whole if isinstance(parameter, flat.Fragment) else parameter
+            inside = found.setdefault(id(whole), {})
+            if all(parameter is not known for known in inside.values()):
+                inside[name] = parameter
+        return found
 
     def _canonical(self, name: str, module: Any) -> str:
         parts = []
@@ -87,9 +97,16 @@ def find_roots(optimized: set[int]) -> Roots:
         for child in module.__dict__.get("_modules", {}).values()
         if child is not None
     }
-    roots = [m for m in modules if id(m) not in children and _has_state(m)]
-    roots.sort(key=lambda m: 0 if any(id(p) in optimized for p in m.parameters()) else 1)
+    # A pipeline keeps the layers of the other stages, too, in the list that it was made of.
+    listed = {id(m) for module in modules for m in module.__dict__.get("_layer_specs", ())}
+    roots = [m for m in modules if id(m) not in children | listed and _has_state(m)]
+    roots.sort(key=lambda m: 0 if trains(m, optimized) else 1)
     return Roots([(label, weakref.ref(module)) for label, module in _labelled(roots)])
+
+
+def trains(module: Any, optimized: set[int]) -> bool:
+    """Whether a module has parameters that an optimizer steps on, be it through flat copies."""
+    return is_engine(module) or any(id(p) in optimized for p in module.parameters())
 
 
 def unwrapped(module: Any) -> Any:

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from . import fingerprint
+from . import fingerprint, flat
 from .columns import Columns
 from .names import Roots, own_class
+from .zero import Flats, Piece
 
 _NUMPY_GENERATORS = ("Generator", "RandomState")
 
@@ -33,20 +34,23 @@ def describe(
     projected: bool,
 ) -> dict[str, Any]:
     """The whole state, tensors in columns, with or without projections; see below for each part."""
-    names = roots.parameter_names()
+    known = roots.by_parameter()
     optimizers = list(optimizers)
+    flats = Flats(module for _, module in roots.modules)
+    schedulers = [*schedulers]
+    schedulers += [s for s in flats.schedulers() if all(s is not known for known in schedulers)]
     with torch.no_grad():
         return {
-            "weights": columns.of({name: entry(p) for name, p in roots.parameters()}),
+            "weights": columns.of({n: _weight(p, flats) for n, p in roots.parameters()}),
             "broadcast_buffers": any(
                 getattr(module, "broadcast_buffers", False) for _, module in roots.modules
             ),
             "buffers": columns.of({name: entry(b) for name, b, _ in roots.buffers()}),
-            "optimizer": columns.of(optimizer_state(optimizers, names)),
-            "groups": [_groups(optimizer, names, columns) for optimizer in optimizers],
-            "projections": columns.of(_projections(roots)) if projected else {},
+            "optimizer": columns.of(optimizer_state(optimizers, known, flats)),
+            "groups": [_groups(optimizer, known, flats, columns) for optimizer in optimizers],
+            "projections": columns.of(_projections(roots, flats)) if projected else {},
             "schedulers": [_plain_state(s, optimizers) for s in schedulers],
-            "scalers": [plain(s.state_dict()) for s in scalers],
+            "scalers": [*(plain(s.state_dict()) for s in scalers), *map(plain, flats.scalers())],
         }
 
 
@@ -54,7 +58,8 @@ def kinds(roots: Roots) -> dict[str, Any]:
     """What does not change from step to step: frozen and tied parameters, buffer persistence."""
     by_id: dict[int, list[str]] = {}
     frozen = []
-    for name, parameter in roots.parameters():
+    held = list(roots.parameters())  # an id stands for an object as long as that lives
+    for name, parameter in held:
         by_id.setdefault(id(parameter), []).append(name)
         if not parameter.requires_grad:
             frozen.append(name)
@@ -146,62 +151,119 @@ def _plain_tensor(tensor: torch.Tensor) -> Any:
     """Single numbers as numbers, so that a person can read `step 5`; everything
     else as an entry.
     """
+    if fingerprint.is_sharded(tensor):
+        return entry(tensor)
     local = getattr(tensor, "_local_tensor", tensor)
     if local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
         return plain(local.item())
     return entry(tensor)
 
 
-def _projections(roots: Roots) -> dict[str, list[float]]:
+def _projections(roots: Roots, flats: Flats) -> dict[str, list[float]]:
     """Layout-free projections of the trained parameters: differences of two give an update's size
     and direction without keeping a tensor.
     """
     return {
-        name: fingerprint.project(parameter)
+        name: _projection(parameter, flats)
         for name, parameter in roots.parameters()
         if parameter.requires_grad and not parameter.is_meta
     }
 
 
-def entry(tensor: torch.Tensor) -> Any:
+def _projection(parameter: flat.Parameter, flats: Flats) -> list[float]:
+    if isinstance(parameter, flat.Fragment):
+        return parameter.project()
+    return flats.projection(parameter) or fingerprint.project(parameter)
+
+
+def _weight(parameter: flat.Parameter, flats: Flats) -> Any:
+    return flats.weight(parameter) or entry(parameter)
+
+
+def entry(tensor: flat.Parameter) -> Any:
     """The fingerprint entry of a tensor; what has no bytes to digest (meta, sparse) is named as
     such.
     """
     try:
+        if isinstance(tensor, flat.Fragment):
+            return tensor.entry(tensor.whole)
         return fingerprint.entry(tensor)
     except TypeError as error:
         return f"<not digested: {error}>"
 
 
-def optimizer_state(optimizers: list[Any], names: dict[int, str]) -> dict[str, Any]:
+def optimizer_state(optimizers: list[Any], known: flat.Inside, flats: Flats) -> dict[str, Any]:
     """`{"embed.weight.exp_avg": entry, "embed.weight.step": 5.0}`; a later
-    optimizer is prefixed.
+    optimizer is prefixed. `known` is what `Roots.by_parameter` returns.
     """
     found: dict[str, Any] = {}
     for position, optimizer in enumerate(optimizers):
         prefix = f"optimizer{position}:" if position else ""
         state = getattr(optimizer, "state", {})
-        for name, parameter in _members(optimizer, names):
-            for key, value in (state.get(parameter, {}) or {}).items():
+        for name, piece in _pieces(optimizer, known, flats):
+            for key, value in flats.state(optimizer, piece).items():
                 found[f"{prefix}{name}.{key}"] = plain(value)
+        for whole, inside in _members(optimizer, known, flats):
+            for key, value in (state.get(whole, {}) or {}).items():
+                for name, parameter in inside.items():
+                    found[f"{prefix}{name}.{key}"] = _of_parameter(value, parameter)
     return found
 
 
-def _members(optimizer: Any, names: dict[int, str]) -> list[tuple[str, Any]]:
+def _of_parameter(value: Any, parameter: flat.Parameter) -> Any:
+    """What one value of an optimizer's state is for a parameter: of a flat moment, its part."""
+    flat_moment = isinstance(value, torch.Tensor) and value.dim() > 0
+    if not isinstance(parameter, flat.Fragment) or not flat_moment:
+        return plain(value)
+    try:
+        return parameter.entry(value)
+    except TypeError as error:
+        return f"<not digested: {error}>"
+
+
+def _pieces(optimizer: Any, known: flat.Inside, flats: Flats) -> list[tuple[str, Piece]]:
     return [
-        (names.get(id(parameter), f"group{g}[{p}]"), parameter)
-        for g, group in enumerate(getattr(optimizer, "param_groups", []))
-        for p, parameter in enumerate(group["params"])
+        (next(iter(known.get(id(p.parameter), {})), "(unnamed)"), p) for p in flats.of(optimizer)
     ]
 
 
-def _groups(optimizer: Any, names: dict[int, str], columns: Columns) -> list[dict[str, Any]]:
-    """Hyper-parameters by group; its members are the id of a layout that lists them."""
+def _members(
+    optimizer: Any, known: flat.Inside, flats: Flats
+) -> list[tuple[Any, dict[str, flat.Parameter]]]:
+    """What an optimizer steps on itself, and the parameters in each by name."""
+    if flats.of(optimizer):
+        return []
+    groups = enumerate(getattr(optimizer, "param_groups", []))
+    return [member for g, group in groups for member in _of_group(g, group, known)]
+
+
+def _of_group(
+    number: int, group: dict[str, Any], known: flat.Inside
+) -> list[tuple[Any, dict[str, flat.Parameter]]]:
+    return [
+        (whole, known.get(id(whole), {f"group{number}[{position}]": whole}))
+        for position, whole in enumerate(group["params"])
+    ]
+
+
+def _groups(
+    optimizer: Any, known: flat.Inside, flats: Flats, columns: Columns
+) -> list[dict[str, Any]]:
+    """Hyper-parameters by group; its members are the id of a layout that lists them.
+
+    The last group is of pieces that no group of the optimizer holds any more, if there are any.
+    """
     groups = []
+    pieces = _pieces(optimizer, known, flats)
     for g, group in enumerate(getattr(optimizer, "param_groups", [])):
-        members = [names.get(id(p), f"group{g}[{i}]") for i, p in enumerate(group["params"])]
+        members = [name for name, piece in pieces if piece.group == g]
+        if not pieces:
+            members = [name for _, inside in _of_group(g, group, known) for name in inside]
         values = {k: plain(v) for k, v in group.items() if k != "params" and not callable(v)}
         groups.append({"members": columns.names(members), "hyper": values})
+    orphans = [name for name, piece in pieces if piece.group < 0]
+    if orphans:
+        groups.append({"members": columns.names(orphans), "hyper": {"trained": False}})
     return groups
 
 

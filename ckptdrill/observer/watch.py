@@ -17,11 +17,11 @@ from typing import Any, Callable
 
 import torch
 
-from . import batches, names, packages, program, state, storage
+from . import batches, names, packages, program, state, storage, zero
 from .facts import Recorder, leave
 from .usage import uploaded, usage
 
-_STAGE_MODULE = "torch.distributed.pipelining.stage"
+_STAGE_MODULES = ("torch.distributed.pipelining.stage", "deepspeed.runtime.pipe.engine")
 _TOLD_WITHIN_S = 5.0
 _MAX_KEYS = 200  # key names listed of a load that did not fit
 # Samples that no update is read from: projections, a third of the bytes, are left out there.
@@ -59,6 +59,7 @@ class Watch:
         self._sampled: tuple[int, str] = (-1, "")
         self._restored: list[tuple[Any, dict[str, Any]]] = []
         self.optimizer_events = 0
+        self._engine_rates: list[Any] | None = None  # while an engine takes its step
         self.came_around: list[Callable[[], None]] = []  # called when a step is over
         self.ended: list[Callable[[], None]] = []  # called when the saves of the last step are, too
 
@@ -70,7 +71,7 @@ class Watch:
         """
         if not (torch.is_grad_enabled() and self._is_trained(module)):
             return False
-        if program.called_from(_STAGE_MODULE):
+        if any(program.called_from(stage) for stage in _STAGE_MODULES):
             return self._pipelined  # seen at the stage; it also calls its module to learn shapes
         self._come_around("forward")
         rows = batches.row_hashes((inputs, named))
@@ -83,11 +84,11 @@ class Watch:
             self._pipelined = True
             self._come_around("forward")
 
-    def stage_forward(self, stage: Any, chunk: int, inputs: tuple[Any, ...]) -> None:
+    def stage_forward(self, stage: int, chunk: int, inputs: Any) -> None:
         """A stage begins a micro-batch: of samples, or of activations on later stages."""
         if torch.is_grad_enabled():
-            rows = batches.row_hashes(inputs) if stage.is_first else []
-            self.recorder.record("batch", micro=chunk, rows=rows, stage=stage.stage_index)
+            rows = [] if stage else batches.row_hashes(inputs)
+            self.recorder.record("batch", micro=chunk, rows=rows, stage=stage)
 
     def scaled(self, scaled: Any, loss: Any) -> None:
         """A GradScaler made `scaled` of `loss`: remember the loss, the scaled one may be infinite
@@ -108,8 +109,23 @@ class Watch:
         self._micro_batches += 1
         self._backward_seen = True
 
-    def stepped(self, optimizer: Any, skipped: bool = False) -> None:
+    def engine_steps(self, optimizer: Any) -> None:
+        """DeepSpeed begins a step: it lets the optimizer step once for each of its flat tensors,
+        with one group at a time, and then moves the schedule on.
+        """
+        self._engine_rates = state.learning_rates(optimizer)
+
+    def engine_stepped(self, optimizer: Any, skipped: bool) -> None:
+        """DeepSpeed has made its step, with the rates that stood in all groups at its beginning."""
+        rates, self._engine_rates = self._engine_rates, None
+        self.stepped(optimizer, skipped, rates)
+
+    def stepped(
+        self, optimizer: Any, skipped: bool = False, rates: list[Any] | None = None
+    ) -> None:
         """An optimizer has stepped (or its scaler skipped the step because of an overflow)."""
+        if self._engine_rates is not None:
+            return
         self.optimizer_events += 1
         if not self._backward_seen:
             return
@@ -123,7 +139,7 @@ class Watch:
         self.recorder.record(
             "stepped",
             optimizer=position,
-            lr=state.learning_rates(optimizer),
+            lr=state.learning_rates(optimizer) if rates is None else rates,
             losses=[float(loss) for loss in self._losses],
             micro_batches=self._micro_batches,
             counters={
@@ -192,7 +208,8 @@ class Watch:
         """An optimizer's `load_state_dict` returned."""
         if self.recorder.step == 0:
             roots = self._roots or names.find_roots(self._optimized())
-            values = state.optimizer_state([optimizer], roots.parameter_names())
+            flats = zero.Flats(module for _, module in roots.modules)
+            values = state.optimizer_state([optimizer], roots.by_parameter(), flats)
             columns = self.recorder.columns.of(values)
             self.recorder.record("restored", part="optimizer", values=columns)
 
@@ -279,8 +296,7 @@ class Watch:
     def _is_trained(self, module: Any) -> bool:
         known = self._trained.get(id(module))
         if known is None:
-            optimized = self._optimized()
-            known = any(id(p) in optimized for p in module.parameters())
+            known = names.trains(module, self._optimized())
             self._trained[id(module)] = known
         return known
 

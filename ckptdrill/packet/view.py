@@ -37,6 +37,8 @@ from ckptdrill.packet import documented, manifests, text
 from ckptdrill.packet.documented import ClaimView
 from ckptdrill.packet.manifests import ManifestView
 
+# A conversion is a phase of the cells that have one, and not missing in the others.
+CONVERSION = "conversion"
 _RECORDED = ("versions", "environments", "node", "source_unchanged")
 _ENVIRONMENT_COLUMNS = ("python", "torch", "cuda")
 # What exit.json says of a launch's read-only view of the sources.
@@ -820,7 +822,8 @@ def _phases(numbers: Mapping[str, JsonValue]) -> Phases | None:
         return None
     merged = found.get("merged")
     wall_s = numbers.get("wall_s")
-    measured = tuple((name, found[name]) for name in PHASES if text.is_number(found.get(name)))
+    known = (CONVERSION, *PHASES)
+    measured = tuple((name, found[name]) for name in known if text.is_number(found.get(name)))
     return Phases(
         seconds=measured,
         missing=tuple(name for name in PHASES if name not in dict(measured)),

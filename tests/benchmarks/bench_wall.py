@@ -37,8 +37,8 @@ def _drill(matrix: Path, runs: Path, launcher: str) -> tuple[float, Path]:
 
 
 def _plain_command(launch: dict[str, Any], out: Path) -> list[str]:
-    args = list(launch["args"])
-    args[args.index("--out") + 1] = str(out)
+    # `--out`, its value, or both in one argument.
+    args = [word.replace(launch["out"], str(out)) for word in launch["args"]]
     steps = launch["first_step"] + launch["stop_step"]
     return [
         *(launch["python"], "-m", "torch.distributed.run", "--nnodes", "1"),

@@ -111,3 +111,12 @@ def test_the_shipped_matrices_hold_every_kind() -> None:
 def test_whether_a_job_is_told_a_path_stands_in_the_matrix() -> None:
     with pytest.raises(UserError, match="no pointer can mislead it"):
         shipped("pointers", "--find, latest]", '--resume, "{resume}"]')
+
+
+def test_a_replaced_node_restores_the_same_layout_under_another_host_name() -> None:
+    plan = planned("replacement-nodes")
+    assert (plan.claim, plan.damage) == (Claim.CONTINUES, None)
+    assert plan.baseline.host is None
+    assert plan.restore.host == "replacement-node"
+    assert plan.restore.restores == plan.baseline.restores
+    assert plan.restore.id != plan.baseline.id

@@ -152,3 +152,49 @@ def test_a_refusal_outside_torch_names_the_function_that_loads() -> None:
     found = ending(history.adding(crash).ended(returncode=1).record("restore"))
     assert found.how is End.REFUSED
     assert found.text == "rank 0 in load_all: ValueError: cannot read format 2"
+
+
+LOCK = "/tmp/torch_extensions/py311_cpu/deepspeed_shm_comm/lock"
+
+
+def compiled(launch: str, *told: tuple[int, str]) -> History:
+    """A launch that the time limit ended after ranks told this of an extension."""
+    history = healthy()
+    empty = history.with_facts(launch, history.record(launch).of("started"))
+    facts = [
+        history.fact("extension", rank, 1.0 + n, does=does, lock=LOCK)
+        for n, (rank, does) in enumerate(told)
+    ]
+    kept = [*empty.record(launch).facts, *facts]
+    ended = empty.record(launch).ended | {"timed_out": True, "returncode": None}
+    return empty.with_facts(launch, kept).ended(launch=launch, **ended)
+
+
+def test_a_lock_that_a_killed_build_left_behind_is_named_with_its_remedy() -> None:
+    verdict = compiled("restore", (0, "waits"), (1, "waits")).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.TIMED_OUT)
+    assert "ranks [0, 1] waited" in verdict.explanation
+    assert "deepspeed_shm_comm" in verdict.explanation
+    assert f"remove {LOCK}" in verdict.next_move
+    assert "TORCH_EXTENSIONS_DIR" in verdict.next_move
+    assert "__compatible_ops__" in verdict.next_move
+
+
+def test_a_source_that_waits_for_such_a_lock_says_so_too() -> None:
+    verdict = compiled("source", (0, "waits")).verdict()
+    assert verdict.reason is Reason.SOURCE_FAILED
+    assert "was left behind" in verdict.explanation
+    assert f"remove {LOCK}" in verdict.next_move
+
+
+def test_a_build_that_takes_longer_than_the_limit_is_no_lock_left_behind() -> None:
+    verdict = compiled("restore", (1, "builds"), (0, "waits")).verdict()
+    assert "rank 1 compiled" in verdict.explanation
+    assert "remove" not in verdict.next_move
+    assert "job.timeout_s" in verdict.next_move
+
+
+def test_a_build_that_is_done_explains_nothing() -> None:
+    told = ((1, "builds"), (0, "waits"), (1, "done"), (0, "done"))
+    verdict = compiled("restore", *told).verdict()
+    assert "extension" not in verdict.explanation

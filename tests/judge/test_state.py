@@ -69,6 +69,21 @@ def test_a_moment_that_one_parameter_lost_is_blamed() -> None:
     assert "a fresh optimizer" not in verdict.explanation
 
 
+def test_a_rank_that_holds_nothing_of_a_parameter_needs_no_moment_of_it() -> None:
+    """As a flat partition leaves it: the part of rank 1 lies on rank 0."""
+
+    def nothing(state: dict[str, Any]) -> None:
+        state["optimizer"].pop("head.bias.exp_avg")
+        state["weights"]["head.bias"][2:] = [[0], [0], "0" * 32]
+
+    def lost(state: dict[str, Any]) -> None:
+        state["optimizer"].pop("head.bias.exp_avg")
+
+    said = healthy("ddp2").state(lost, rank=1).check(Item.MOMENTS)
+    assert said.summary.startswith("head.bias.exp_avg is missing on rank 1")
+    assert healthy("ddp2").state(nothing, rank=1).check(Item.MOMENTS).status is Held.HELD
+
+
 def test_moments_of_two_parameters_that_changed_places_are_both_blamed() -> None:
     def swap(state: dict[str, Any]) -> None:
         moments = state["optimizer"]

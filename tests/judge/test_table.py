@@ -521,3 +521,27 @@ def test_a_checkpoint_that_was_saved_over_is_not_blamed_on_the_job(
     if again is not None:
         assert f"saved again at step {again}," in verdict.explanation
         assert f"job.window {again - 8 - 1} " in verdict.next_move
+
+
+def moved(*seen: str) -> History:
+    """A restore that was to see `new` as its host; each rank saw one of these."""
+    history = healthy("fsdp2", "fsdp2")
+    plan = history.evidence.plan
+    restore = dataclasses.replace(plan.restore, host="new", id="restore.moved")
+    record = dataclasses.replace(history.record("restore"), launch_id=restore.id)
+    records = {**history.evidence.records, restore.id: record}
+    history = history.given(plan=dataclasses.replace(plan, restore=restore), records=records)
+    for rank, host in enumerate(seen):
+        history = history.edited("started", lambda d, h=host: d.update(host=h), rank=rank)
+    return history
+
+
+def test_a_restore_on_a_replaced_node_passes_when_it_saw_the_other_name() -> None:
+    assert moved("new", "new").verdict().word is VerdictWord.PASS
+
+
+@pytest.mark.parametrize("seen", [(), ("old", "old"), ("new", "old")])
+def test_without_the_other_name_no_node_was_replaced(seen: tuple[str, ...]) -> None:
+    verdict = moved(*seen).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.FAULT_NOT_FIRED)
+    assert verdict.explanation.startswith("the restore was to see new as its host")

@@ -326,6 +326,27 @@ def test_the_cage_itself_needs_no_package_and_starts_fast(bench: Any) -> None:
 ATTACKS = Path(__file__).with_name("attacks.py")
 
 
+def host_names_allowed() -> bool:
+    """Whether this machine lets us give a process another host name."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            cage.rename_host("another")
+        except OSError:
+            os._exit(1)
+        os._exit(0 if os.uname().nodename == "another" else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.skipif(not host_names_allowed(), reason="this machine allows no host name of our own")
+def test_a_launch_sees_another_host_name_and_nobody_else_does(bench: Any) -> None:
+    ours = os.uname().nodename
+    ended = bench.run("import os; print(os.uname().nodename)", hostname="new")
+    assert ended["returncode"] == 0
+    assert bench.read("launcher.out") == "new\n"
+    assert os.uname().nodename == ours
+
+
 def namespaces_allowed() -> bool:
     """Whether this machine lets us have a mount namespace at all: a container may not."""
     pid = os.fork()

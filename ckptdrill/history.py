@@ -8,6 +8,7 @@ wall clock. A time in the future shows that a clock was moved: it makes nothing 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import re
@@ -74,13 +75,14 @@ class PastRun:
     started_s: float | None = None
     ended_s: float | None = None
     nightly: bool = False
+    keep: bool = False  # its checkpoints are to stay
     source_unchanged: bool | None = None
     settings: Mapping[str, str] | None = None
     outcomes: tuple[Outcome, ...] = ()
     problem: str | None = None  # why it could not be read
     retired: bool = False  # its folder is gone
 
-    @property
+    @functools.cached_property
     def by_cell(self) -> Mapping[str, Outcome]:
         """The outcomes by cell id."""
         return {outcome.cell: outcome for outcome in self.outcomes}
@@ -159,6 +161,7 @@ def _read(root: Path, about: Mapping[str, Any]) -> PastRun:
         started_s=_unix_s(about.get("started_utc")),
         ended_s=_unix_s(about.get("ended_utc")),
         nightly=about.get("nightly") is True,
+        keep=about.get("keep") is True,
         source_unchanged=unchanged if isinstance(unchanged, bool) else None,
         settings=dict(_settings(RunFolder(root), about)),
         outcomes=tuple(_outcome(path.parent) for path in folders),

@@ -89,6 +89,16 @@ def test_a_run_with_a_file_of_somebody_else_stays(tmp_path: Path, name: str) -> 
     assert not root.exists()
 
 
+def test_only_the_newest_run_keeps_its_checkpoints(tmp_path: Path) -> None:
+    others = ({"nightly": False}, {"keep": True}, {"status": "ran"}, {}, {})
+    roots = [night(tmp_path, n, {"a": DIVERGED}, **about) for n, about in enumerate(others)]
+    for root in roots:
+        (root / "work" / "source").mkdir(parents=True)
+    cleared(tmp_path, 9)
+    assert [(root / "work").exists() for root in roots] == [True, True, True, False, True]
+    assert [history.read(root).by_cell["a"].executed for root in roots] == [True] * 5
+
+
 def test_a_run_that_a_process_holds_stays(tmp_path: Path) -> None:
     root = night(tmp_path, 0, {"a": HELD})
     night(tmp_path, 1, {"a": HELD})

@@ -120,7 +120,7 @@ def read_all(folder: Path) -> tuple[PastRun, ...]:
 
     Folder names sort in that order also when the clock was put back.
     """
-    there = [path for path in _entries(folder) if _is_run_folder(path)]
+    there = [path for path in _entries(folder) if is_run_folder(path)]
     runs = {run.name: run for run in _retired(folder)}
     runs |= {path.name: read(path) for path in there}
     return tuple(runs[name] for name in sorted(runs, reverse=True))
@@ -133,7 +133,8 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _is_run_folder(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
+    """Whether the name is that of a run, and it is a folder of its own."""
     return bool(_RUN_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
 
 

@@ -85,6 +85,9 @@ def make_room(folder: Path, runs: Sequence[PastRun], limits: Limits, now_s: floa
     for leftover in folder.iterdir():
         if _DOOMED.fullmatch(leftover.name) and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)  # an earlier removal was cut off
+        elif history.is_run_folder(leftover):
+            with contextlib.suppress(OSError):
+                leftover.rmdir()  # only an empty one goes: the disk was full when it began
     _drop_checkpoints(runs[1:])
     for run in removable(runs, limits, now_s):
         why = why_it_stays(Path(run.root))

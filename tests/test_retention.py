@@ -131,6 +131,13 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
     assert left(tmp_path) == 1
 
 
+def test_an_empty_folder_of_a_run_goes(tmp_path: Path) -> None:
+    kept = night(tmp_path, 1, {"a": HELD})
+    (tmp_path / "2026-03-09T00-00-00Z").mkdir()
+    cleared(tmp_path)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [kept]
+
+
 def test_on_a_full_disk_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run found must be on disk elsewhere before its folder goes."""
     roots = [night(tmp_path, number, {"a": HELD}) for number in range(3)]

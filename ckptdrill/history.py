@@ -8,6 +8,7 @@ wall clock. A time in the future shows that a clock was moved: it makes nothing 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import re
@@ -74,13 +75,14 @@ class PastRun:
     started_s: float | None = None
     ended_s: float | None = None
     nightly: bool = False
+    keep: bool = False  # its checkpoints are to stay
     source_unchanged: bool | None = None
     settings: Mapping[str, str] | None = None
     outcomes: tuple[Outcome, ...] = ()
     problem: str | None = None  # why it could not be read
     retired: bool = False  # its folder is gone
 
-    @property
+    @functools.cached_property
     def by_cell(self) -> Mapping[str, Outcome]:
         """The outcomes by cell id."""
         return {outcome.cell: outcome for outcome in self.outcomes}
@@ -118,7 +120,7 @@ def read_all(folder: Path) -> tuple[PastRun, ...]:
 
     Folder names sort in that order also when the clock was put back.
     """
-    there = [path for path in _entries(folder) if _is_run_folder(path)]
+    there = [path for path in _entries(folder) if is_run_folder(path)]
     runs = {run.name: run for run in _retired(folder)}
     runs |= {path.name: read(path) for path in there}
     return tuple(runs[name] for name in sorted(runs, reverse=True))
@@ -131,7 +133,8 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _is_run_folder(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
+    """Whether the name is that of a run, and it is a folder of its own."""
     return bool(_RUN_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
 
 
@@ -159,6 +162,7 @@ def _read(root: Path, about: Mapping[str, Any]) -> PastRun:
         started_s=_unix_s(about.get("started_utc")),
         ended_s=_unix_s(about.get("ended_utc")),
         nightly=about.get("nightly") is True,
+        keep=about.get("keep") is True,
         source_unchanged=unchanged if isinstance(unchanged, bool) else None,
         settings=dict(_settings(RunFolder(root), about)),
         outcomes=tuple(_outcome(path.parent) for path in folders),

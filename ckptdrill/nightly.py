@@ -260,12 +260,16 @@ def _begun(night: _Night) -> RunFolder:
 def _run_options(
     night: _Night, mode: Mode, plans: Sequence[Plan], past: Sequence[PastRun]
 ) -> runs_.Options:
-    """The budget is what is left of it; cells come in the order of their value."""
-    options, budget_s = night.options, night.options.budget_s
-    left_s = None if budget_s is None else budget_s - (time.monotonic() - night.began)
+    """The budget counts from the beginning of the night; cells come in the order of their value."""
+    options = night.options
     order = history.by_value([plan.cell.id for plan in plans], past, night.now_s)
     return runs_.Options(
-        launcher=mode, resume=True, keep=options.keep, budget_s=left_s, order=order
+        launcher=mode,
+        resume=True,
+        keep=options.keep,
+        budget_s=options.budget_s,
+        spent_s=time.monotonic() - night.began,
+        order=order,
     )
 
 

@@ -8,6 +8,7 @@ that holds a file which no run writes is left alone, and so is one that a proces
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -76,13 +77,18 @@ def _passed(run: PastRun, cell: str) -> bool:
 
 
 def make_room(folder: Path, runs: Sequence[PastRun], limits: Limits, now_s: float) -> Iterator[str]:
-    """Remove what may go; one line for each run that went, or that had to stay.
+    """Remove what may go, and the checkpoints of all runs but the newest; one line for each run
+    that went, or that had to stay.
 
     Raises UserError when `history.jsonl` cannot be written: nothing is removed then.
     """
     for leftover in folder.iterdir():
         if _DOOMED.fullmatch(leftover.name) and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)  # an earlier removal was cut off
+        elif history.is_run_folder(leftover):
+            with contextlib.suppress(OSError):
+                leftover.rmdir()  # only an empty one goes: the disk was full when it began
+    _drop_checkpoints(runs[1:])
     for run in removable(runs, limits, now_s):
         why = why_it_stays(Path(run.root))
         if why is not None:
@@ -91,6 +97,14 @@ def make_room(folder: Path, runs: Sequence[PastRun], limits: Limits, now_s: floa
         history.retire(folder, run)
         journal.remove_tree(Path(run.root))
         yield f"removed {run.name}, which is beyond the limits of retention"
+
+
+def _drop_checkpoints(runs: Sequence[PastRun]) -> None:
+    """Checkpoints under drill are no evidence, and those of one run show what there is to see."""
+    for run in runs:
+        if run.nightly and not run.keep and not run.retired and run.status == history.JUDGED:
+            with contextlib.suppress(UserError, OSError), journal.locked(RunFolder(Path(run.root))):
+                journal.remove_tree(Path(run.root) / "work")
 
 
 def why_it_stays(root: Path) -> str | None:

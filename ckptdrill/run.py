@@ -74,6 +74,7 @@ class Options:
     capacity: Capacity | None = None  # None: that of this machine
     report: Report = ignore
     budget_s: float | None = None  # no launch begins or goes on after so many seconds
+    spent_s: float = 0.0  # of the budget, before this began
     order: tuple[str, ...] = ()  # cells by id, those that are wanted most first
 
 
@@ -287,8 +288,9 @@ def _drive(live: _Live) -> None:
 
 def _budget_is_spent(live: _Live) -> bool:
     """By the monotonic clock, which nobody sets."""
-    budget_s = live.options.budget_s
-    return budget_s is not None and time.monotonic() - live.began >= budget_s
+    options = live.options
+    spent_s = options.spent_s + time.monotonic() - live.began
+    return options.budget_s is not None and spent_s >= options.budget_s
 
 
 def _leave_out(live: _Live) -> None:
@@ -673,12 +675,14 @@ def _explained(run: RunFolder) -> Iterator[None]:
 
 
 def _cannot_go_on(run: RunFolder, error: OSError, why: str) -> UserError:
-    mend = "free some space" if _full_disk(error) else "see that this can be read and written"
+    full = _full_disk(error) is not None
+    mend = "free some space" if full else "see that this can be read and written"
+    began = full or run.journal.exists()
     return UserError(
         f"cannot go on: {why}",
         where=str(error.filename or run.root),
         hint=f"{mend}, then continue with --resume",
-        code=ExitCode.UNPROVEN if run.journal.exists() else ExitCode.USAGE,
+        code=ExitCode.UNPROVEN if began else ExitCode.USAGE,
     )
 
 

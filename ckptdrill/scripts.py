@@ -153,9 +153,12 @@ def _click(tree: ast.AST) -> Iterator[Argument]:
 def _typer(tree: ast.AST) -> Iterator[Argument]:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
-            arguments = function.args.args
-            defaults = [None] * (len(arguments) - len(function.args.defaults))
-            for each, default in zip(arguments, [*defaults, *function.args.defaults], strict=True):
+            given = function.args
+            arguments = [*given.posonlyargs, *given.args]
+            defaults = [None] * (len(arguments) - len(given.defaults))
+            pairs = [*zip(arguments, [*defaults, *given.defaults], strict=True)]
+            pairs += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+            for each, default in pairs:
                 yield from _typer_argument(each, default)
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import typer
 
-from ckptdrill import cli, drill, gate, matrix, matrix_schema
-from ckptdrill.errors import EXIT_CODE_MEANING
+from ckptdrill import cli, drill, gate, matrix, matrix_schema, textfile
+from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode
+from ckptdrill.history import PastRun, ResumePoint
 from ckptdrill.isolate import GuardLevel
 from ckptdrill.launch.local import PASSED_ON
 from ckptdrill.launchers import Mode
@@ -27,6 +28,7 @@ from ckptdrill.manifest.record import MEANING
 from ckptdrill.model import Held, Item, Reason, VerdictWord
 from ckptdrill.placeholders import OF_A_CONVERSION, PLACEHOLDERS
 from ckptdrill.reasons import EXPLANATIONS
+from ckptdrill.timetables import Kind
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -233,6 +235,19 @@ def test_the_options_of_the_program_itself() -> None:
         assert f"ckptdrill {parameter.opts[0]}" in README
 
 
+def test_what_starts_a_night() -> None:
+    assert [kind for kind in Kind if f"--print {kind.value}" not in README] == []
+
+
+def test_every_metric_of_the_alerts_exists() -> None:
+    point, run = ResumePoint("run", "cell", 8, 1.0), PastRun("run", "root")
+    written = textfile.render("m", point, run, ExitCode.AS_EXPECTED, 2.0)
+    alerts = README.partition("- **Alerts.**")[2].partition("`ckptdrill history")[0]
+    named = set(re.findall(r"\b((?:checkpoint|ckptdrill)_\w+)", alerts))
+    assert len(named) == 3
+    assert [name for name in named if f"\n{name}{{" not in written] == []
+
+
 def test_the_launchers() -> None:
     assert [mode for mode in Mode if f"`{mode.value}`" not in README] == []
 
@@ -260,6 +275,22 @@ def test_help_keeps_the_lines_of_the_exit_codes(arguments: list[str]) -> None:
     assert block
     assert all(line.split()[0] in numbers for line in block)
     assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("ckptdrill ni", "nightly"), ("ckptdrill nightly --bu", "--budget-s")]
+)
+def test_a_shell_can_complete_verbs_and_options(typed: str, offered: str) -> None:
+    words = typed.split()
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "PATH": ""}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ckptdrill")],
+        env={"_CKPTDRILL_COMPLETE": "complete_bash", **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [offered]
 
 
 def test_list_prints_every_drill_and_every_reason() -> None:

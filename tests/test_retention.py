@@ -89,6 +89,16 @@ def test_a_run_with_a_file_of_somebody_else_stays(tmp_path: Path, name: str) -> 
     assert not root.exists()
 
 
+def test_only_the_newest_run_keeps_its_checkpoints(tmp_path: Path) -> None:
+    others = ({"nightly": False}, {"keep": True}, {"status": "ran"}, {}, {})
+    roots = [night(tmp_path, n, {"a": DIVERGED}, **about) for n, about in enumerate(others)]
+    for root in roots:
+        (root / "work" / "source").mkdir(parents=True)
+    cleared(tmp_path, 9)
+    assert [(root / "work").exists() for root in roots] == [True, True, True, False, True]
+    assert [history.read(root).by_cell["a"].executed for root in roots] == [True] * 5
+
+
 def test_a_run_that_a_process_holds_stays(tmp_path: Path) -> None:
     root = night(tmp_path, 0, {"a": HELD})
     night(tmp_path, 1, {"a": HELD})
@@ -119,6 +129,13 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
     root.rename(tmp_path / f".{root.name}.17.removed")
     cleared(tmp_path)
     assert left(tmp_path) == 1
+
+
+def test_an_empty_folder_of_a_run_goes(tmp_path: Path) -> None:
+    kept = night(tmp_path, 1, {"a": HELD})
+    (tmp_path / "2026-03-09T00-00-00Z").mkdir()
+    cleared(tmp_path)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [kept]
 
 
 def test_on_a_full_disk_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

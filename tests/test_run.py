@@ -1193,6 +1193,12 @@ def test_a_budget_ends_what_runs_and_leaves_the_rest_out(
     assert {entry.state for entry in again.steps.values()} == {StepState.ENDED}
 
 
+def test_a_budget_that_is_spent_before_starts_nothing(machine: FakeMachine, tmp_path: Path) -> None:
+    _, outcome = carry_out(tmp_path, launcher=Mode.TORCHRUN, budget_s=60.0, spent_s=61.0)
+    assert {entry.state for entry in outcome.steps.values()} == {StepState.LEFT_OUT}
+    assert machine.started == []
+
+
 def test_without_a_budget_nothing_is_left_out(machine: FakeMachine, tmp_path: Path) -> None:
     _, outcome = carry_out(tmp_path, budget_s=3600.0)
     assert {entry.state for entry in outcome.steps.values()} == {StepState.ENDED}

@@ -73,7 +73,10 @@ def main(
     steps: Annotated[int, typer.Option(help="how many")] = 100,
     fast: Annotated[bool, typer.Option("--fast/--slow")] = False,
     config: Annotated[Path, typer.Argument()] = ...,
+    *,
+    late: str = typer.Option(None),
 ): ...
+def other(a, /, b=1, *, c, d=2): ...
 """,
         )
     )
@@ -82,6 +85,8 @@ def main(
     assert (found["steps"].default, found["steps"].required) == ("100", False)
     assert (found["fast"].flag, found["fast"].switch) == ("--fast", True)
     assert (found["config"].flag, found["config"].required) == ("", True)
+    assert (found["late"].flag, found["late"].required) == ("--late", False)
+    assert len(found) == 6
 
 
 DATACLASS = """

@@ -178,12 +178,13 @@ def _resume_point(view: PacketView, cells: Sequence[CellView]) -> Iterator[Metri
         ("matrix",),
     )
     newest = _newest(cells) if view.run.source_unchanged is True else None
-    if newest is not None:
+    ended_s = _unix_s(view.run.ended_utc)
+    # A save after the end of its run: the clock was put back, and would never let it grow old.
+    if newest is not None and (ended_s is None or ended_s >= newest[0]):
         name = [text.visible(view.run.matrix)]
         step.add_metric(name, newest[1])
         saved_at.add_metric(name, newest[0])
-        ended_s = _unix_s(view.run.ended_utc)
-        if ended_s is not None and ended_s >= newest[0]:
+        if ended_s is not None:
             age.add_metric(name, ended_s - newest[0])
     yield from (step, saved_at, age)
 

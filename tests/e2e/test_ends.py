@@ -45,7 +45,10 @@ def test_ctrl_c_is_an_ordinary_end(tmp_path: Path) -> None:
     """The matrix is a pipe, which the command has opened once the pipe can be opened here."""
     pipe = tmp_path / "matrix.yaml"
     os.mkfifo(pipe)
+    # What a shell runs in the background ignores Ctrl-C, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = started(["plan", str(pipe)], stdout=subprocess.PIPE)
+    signal.signal(signal.SIGINT, before)
     with pipe.open("wb"):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)

@@ -30,7 +30,7 @@ _TOP = frozenset(
     {"cells", "damages", "launches", "observer", "replays", "warm", "work"}
     | {"run.json", "matrix.yaml", "journal.jsonl", "sources.json", "source.manifest.json", ".lock"}
     | {"index.html", "packet.json", "packet.md", "junit.xml", "metrics.prom"}
-    | {"resume_compatibility.yaml", "attestation.json", "approval.json"}
+    | {"resume_compatibility.yaml", "attestation.json", "approval.json", "approved.html"}
     | {"manifest-sha256.txt", "seal-sha256.txt"}
 )
 

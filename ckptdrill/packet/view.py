@@ -117,6 +117,8 @@ class LaunchView:
     restores: str
     launcher: str
     guard: str
+    ranks: int
+    begun: bool
 
 
 @dataclass(frozen=True)
@@ -770,6 +772,8 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
         restores=f"step {restores.step} of {restores.launch_id}{damaged}" if restores else "",
         launcher=_text_of(about.get("launcher")),
         guard=_launch_guard(about),
+        ranks=launch.topology.world_size,
+        begun=bool(about),
     )
 
 

@@ -46,6 +46,7 @@ class Chromium:
         ours_in, theirs_out = map(_high, os.pipe())
         arguments = ["--headless=new", "--remote-debugging-pipe", "--disable-gpu"]
         arguments += ["--no-first-run", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        arguments += ["--disable-dev-shm-usage"]  # a container may have next to none
         arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
         # The protocol wants descriptors 3 and 4, which a shell can name and Python cannot.
         redirected = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'

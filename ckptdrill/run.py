@@ -677,7 +677,7 @@ def _explained(run: RunFolder) -> Iterator[None]:
 def _cannot_go_on(run: RunFolder, error: OSError, why: str) -> UserError:
     full = _full_disk(error) is not None
     mend = "free some space" if full else "see that this can be read and written"
-    began = full or run.journal.exists()
+    began = error.errno in (errno.ENOSPC, errno.EDQUOT) or run.journal.exists()
     return UserError(
         f"cannot go on: {why}",
         where=str(error.filename or run.root),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def write(
             f"there is a manifest already: {place}",
             hint="`ckptdrill manifest verify` compares with it; remove it to record anew",
         )
-    if output is not None and output.resolve().is_relative_to(checkpoint.resolve()):
+    if output is not None and _real(output).is_relative_to(_real(checkpoint)):
         raise UserError(
             f"{output} would lie in the checkpoint, which --output is to leave untouched",
             hint="name a place outside, or leave --output out",
@@ -49,6 +50,11 @@ def write(
         _print(f"{_amount(_sizes(record))}, recorded in {place}")
         _print_unknown(record)
     return ExitCode.AS_EXPECTED
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads, as far as it leads anywhere; a link to itself is left to who opens it."""
+    return Path(os.path.realpath(path))
 
 
 def verify(

@@ -16,7 +16,7 @@ DEEPSPEED := $(VENV)/.deepspeed
 CONSTRAINTS := tests/constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: drill test lint bench corpus deepspeed matrix clean
+.PHONY: drill test thorough lint bench corpus deepspeed matrix picture clean
 
 # Prints every verdict and where the packet is.
 drill: $(READY)
@@ -24,8 +24,13 @@ drill: $(READY)
 
 test: lint deepspeed
 	$(BIN)/python -m pytest -q -n $(E2E_JOBS)
-	$(BIN)/python -m pytest -q -m 'e2e or slow' -n $(E2E_JOBS) --dist loadfile --durations 25
+	$(BIN)/python -m pytest -q -m '(e2e or slow) and not thorough' -n $(E2E_JOBS) --dist loadfile \
+		--durations 25
 	$(BIN)/python tests/corpus/run.py --jobs 2 $(CORPUS_SAMPLE)
+
+# More of what `make test` does a sample of: all seeds, precisions and mutations.
+thorough: $(READY)
+	$(BIN)/python -m pytest -q -m thorough -n $(E2E_JOBS)
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -61,6 +66,11 @@ corpus: $(READY)
 # Every matrix that a CPU can carry; what came out goes into the README.
 matrix: $(READY) deepspeed
 	@$(BIN)/python tests/matrices/run.py
+
+# The picture of the README, from a run of its own. Needs a Chromium: apt-get install chromium
+picture: $(READY)
+	@$(BIN)/ckptdrill run matrices/quickstart.yaml --runs build/picture
+	@$(BIN)/python tests/packet/picture.py build/picture/quickstart/latest matrices/quickstart.png
 
 # Everything that can be made again; run folders are evidence and stay.
 clean:

@@ -6,7 +6,9 @@ code, and anything unforeseen into exit code 70 with its traceback in a file, no
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -15,12 +17,17 @@ from typing import Annotated, Optional
 
 import typer
 
-from ckptdrill import __version__, manifest_cli
+from ckptdrill import __version__, daily_cli, manifest_cli
 from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, UserError
 from ckptdrill.manual import codes as _codes
 from ckptdrill.manual import page as _page
 
-_OF_VERDICTS = dict(EXIT_CODE_MEANING)
+_OF_VERDICTS: dict[ExitCode, str] = {
+    c: text for c, text in EXIT_CODE_MEANING.items() if c is not ExitCode.BUSY
+}
+# What a shell reports of a program that wrote to a pipe nobody reads: 128 + SIGPIPE.
+_NO_READER = 141
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OF_A_QUESTION = {
     ExitCode.AS_EXPECTED: "printed",
     ExitCode.USAGE: "usage error",
@@ -40,9 +47,9 @@ _OF_INSPECT = {
     ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
 }
 _OF_DIFF = {
-    ExitCode.AS_EXPECTED: "equal, or within the tolerance",
+    ExitCode.AS_EXPECTED: "equal, or within the tolerance; of two runs: the same verdicts",
     ExitCode.UNSUPPORTED: "something differs, is on one side only, or could not be compared",
-    ExitCode.USAGE: "usage error, or a checkpoint could not be read",
+    ExitCode.USAGE: "usage error, or a checkpoint or run could not be read",
     ExitCode.INTERNAL: EXIT_CODE_MEANING[ExitCode.INTERNAL],
 }
 _OF_GATE = {
@@ -335,18 +342,22 @@ def inspect(checkpoint: CheckpointPath, as_json: AsJson = False) -> None:
 
 
 @app.command(
-    short_help="Compare two checkpoints by logical tensor.",
+    short_help="Compare two checkpoints, or two runs.",
     epilog=_page(
-        "two checkpoints of any formats and layouts.",
+        "two checkpoints of any formats and layouts, or the folders of two runs.",
         "a line per tensor or value that differs, with digests and the largest difference, and a "
-        "closing line; with --json every tensor.",
+        "closing line; with --json every tensor. Of two runs: verdicts that changed, with reason "
+        "and blame, and what ran in another version.",
         _OF_DIFF,
         "ckptdrill diff checkpoints/step-400 resumed/step-400",
         "ckptdrill diff global_step8 model.safetensors --tolerance 1e-3",
+        "ckptdrill diff runs/nightly/2026-11-29T02-17-01Z runs/nightly/latest",
     ),
 )
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="A checkpoint, or a run.", show_default=False)
+    ],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.", show_default=False)],
     as_json: AsJson = False,
     tolerance: Annotated[
@@ -354,13 +365,15 @@ def diff(
         typer.Option(help="Largest absolute difference that still counts as equal, dtypes aside."),
     ] = None,
 ) -> None:
-    """Compare two checkpoints by logical tensor, whatever their formats and layouts.
+    """Compare two checkpoints by logical tensor, whatever their formats and layouts; or two runs.
 
     Without --tolerance, equal means equal bits. Shards are put together in blocks, so memory stays
     bounded; names are compared without what DDP, FSDP and torch.compile add to them.
     """
-    from ckptdrill import diffing
+    from ckptdrill import diffing, history, history_text
 
+    if history.is_run(a) or history.is_run(b):
+        raise typer.Exit(history_text.diff(a, b, tolerance=tolerance, as_json=as_json))
     raise typer.Exit(diffing.diff(a, b, tolerance=tolerance, as_json=as_json))
 
 
@@ -500,6 +513,7 @@ def schema() -> None:
 
 
 app.add_typer(manifest_cli.app, name="manifest")
+app.registered_commands += daily_cli.app.registered_commands
 
 
 @app.callback(invoke_without_command=True)
@@ -515,11 +529,27 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     try:
         app(standalone_mode=True)
+        sys.stdout.flush()
     except UserError as error:
         print(f"ckptdrill: {error}", file=sys.stderr)  # noqa: T201 - errors go to standard error
         sys.exit(error.code)
+    except SystemExit as end:
+        # typer ends with 1 then, which would read as a verdict.
+        sys.exit(_NO_READER if isinstance(end.__context__, BrokenPipeError) else end.code)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            sys.exit(_report_defect())
+        sys.exit(_report_no_room(error))
     except Exception:  # noqa: BLE001 - a defect of ckptdrill must still end in a known exit code
         sys.exit(_report_defect())
+
+
+def _report_no_room(error: OSError) -> ExitCode:
+    """What was to be printed had no room; nothing of it may be tried again when Python ends."""
+    print(f"ckptdrill: cannot write: {error.strerror}", file=sys.stderr)  # noqa: T201 - as above
+    print("  next:  free some space, or print elsewhere", file=sys.stderr)  # noqa: T201 - as above
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.UNPROVEN
 
 
 def _report_defect() -> ExitCode:

@@ -156,14 +156,20 @@ class Reader:
         self._layouts: dict[str, Layout] = {}
         self._parts: dict[str, Part] = {}
 
-    def keep_layout(self, line: bytes) -> None:
-        """Remember the layout that a whole line records.
+    def copy(self) -> Reader:
+        """Another reader that has read the same."""
+        other = Reader()
+        other._layouts, other._parts = self._layouts.copy(), self._parts.copy()
+        return other
+
+    def keep_layout(self, rest: bytes) -> None:
+        """Remember the layout that a line records after its head.
 
         Raises ValueError when it is not one.
         """
-        head, names, rest = line.partition(b'"names":')
+        head, names, content = rest.partition(b'"names":')
         _, _, key = head.rstrip(b'",').rpartition(b'"id":"')
-        self._layouts[key.decode()] = _layout(names + rest.rstrip())
+        self._layouts[key.decode()] = _layout(names + content + b"}")
 
     def resolved(self, kind: str, rest: bytes) -> dict[str, JsonValue]:
         """The data of a fact from the rest of its line, with mappings in place of columns.

@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     UNPROVEN = 3
     SOURCE_CHANGED = 4
     INTERNAL = 70
+    BUSY = 75  # EX_TEMPFAIL of sysexits.h
 
 
 EXIT_CODE_MEANING = {
@@ -29,11 +30,13 @@ EXIT_CODE_MEANING = {
     ExitCode.UNPROVEN: "some cell is Unproven against expectation, none Unsupported",
     ExitCode.SOURCE_CHANGED: "the source checkpoint changed under the run: trust nothing in it",
     ExitCode.INTERNAL: "internal error of ckptdrill",
+    ExitCode.BUSY: "another run of this matrix is under way; this one did nothing",
 }
 
 # From harmless to grave. A changed source voids every verdict, so it outranks them.
 _SEVERITY = (
     ExitCode.AS_EXPECTED,
+    ExitCode.BUSY,
     ExitCode.UNPROVEN,
     ExitCode.UNSUPPORTED,
     ExitCode.SOURCE_CHANGED,

@@ -88,7 +88,8 @@ def _verified(copy: Path, whole: manifest.Manifest | None, why: str | None) -> d
 def _guarded(setting: Setting, damage: Damage) -> dict[str, Any]:
     """What a launcher restores that selects before the load: the newest generation that is whole.
 
-    The one before is copied beside the damaged one, with a manifest of its own.
+    The one before is copied beside the damaged one, with a manifest of its own. Where none is
+    whole, the guard refuses: nothing will be started.
     """
     damaged = checkpoint_path(setting, replace(damage.checkpoint, damage_id=damage.id))
     steps: dict[Path, int | None] = {damaged.resolve(): None}
@@ -103,14 +104,11 @@ def _guarded(setting: Setting, damage: Damage) -> dict[str, Any]:
                 manifest.write(manifest.path_of(place), whole)
                 steps[place.resolve()] = each.step
     found = manifest.select(setting.run.work(damage.id))
-    if found.chosen is None:
-        raise UserError(
-            "the manifest names the damage, and there is no older whole checkpoint to go back to",
-            hint="add an earlier step to job.saves, one that the job keeps",
-        )
+    chosen = found.chosen
     return {
         "guarded_by": Guard.MANIFEST.value,
-        "selected_step": steps[found.chosen.path],
+        "selected_step": None if chosen is None else steps[chosen.path],
+        "guard_refused": chosen is None,
         "passed_over": [f"{g.path.name}: {g.why}" for g in found.generations if g.problems],
     }
 

@@ -23,6 +23,7 @@ import xxhash
 
 from ckptdrill import formats
 from ckptdrill.errors import UserError
+from ckptdrill.fact_files import read_launch
 from ckptdrill.model import (
     Checkpoint,
     Fault,
@@ -47,7 +48,7 @@ from ckptdrill.replay import (
     points,
 )
 from ckptdrill.step import Setting, out_of, overlaid, saved_at
-from ckptdrill.store import read_launch, write_json
+from ckptdrill.store import write_json
 
 _BLOCK_BYTES = 1 << 20
 _NUMBER = re.compile(r"\d+")

@@ -35,6 +35,7 @@ class StepState(StrEnum):
     FAILED = "failed"  # ckptdrill could not do it
     SKIPPED = "skipped"  # what it needs was lost
     INTERRUPTED = "interrupted"
+    LEFT_OUT = "left out"  # the time budget of the run was used up
 
 
 @dataclass(frozen=True)

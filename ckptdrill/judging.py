@@ -20,6 +20,7 @@ from itertools import repeat
 from pathlib import PurePosixPath
 
 from ckptdrill import claims, interrupt, journal, placeholders
+from ckptdrill.fact_files import read_launch
 from ckptdrill.journal import Entry, StepState
 from ckptdrill.judge import interruptions, storage, table, tiers
 from ckptdrill.judge.evidence import Evidence
@@ -39,7 +40,7 @@ from ckptdrill.model import (
     from_json,
     to_json,
 )
-from ckptdrill.store import RunFolder, read_json, read_launch, write_json
+from ckptdrill.store import RunFolder, read_json, write_json
 
 _RESUMING = re.compile(r"resum|restart|restor|continue|load|ckpt|checkpoint", re.IGNORECASE)
 # A baseline that is only incomplete says nothing against its neighbours: they have the same gap.
@@ -120,6 +121,9 @@ class _Desk:
 
     def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
         """The verdict of one plan; a chain that breaks at its first resume ends there."""
+        left_out = self._left_out(plan)
+        if left_out is not None:
+            return _not_run(plan, left_out)
         if plan.replay is not None:
             return self._interrupted(plan, plan.replay, control_failed)
         if plan.stalled is not None:
@@ -133,13 +137,22 @@ class _Desk:
             return replace(first, explanation=f"the first resume already: {first.explanation}")
         return table.judge(self._evidence(_second_resume(plan), control_failed))
 
+    def _left_out(self, plan: Plan) -> str | None:
+        """The first step of a plan that the time budget of the run left no time for, and why."""
+        ids = [step.id for step in (*plan.steps, *_asked(self.run, self.matrix, plan))]
+        for step_id in ids:
+            entry = self.latest.get(step_id)
+            if entry is not None and entry.state is StepState.LEFT_OUT:
+                return f"{step_id} was left out: {entry.reason}"
+        return None
+
     def _interrupted(self, plan: Plan, step: Replay, control_failed: str | None) -> Verdict:
         """The verdict of a save that was interrupted; its undisturbed twin is judged first."""
         bare = replace(plan, claim=Claim.CONTINUES, replay=None)
 
         def tried(launch: Launch) -> interruptions.Tried:
             given = self._evidence(replace(bare, restore=launch), control_failed)
-            return interruptions.came_back(given)
+            return interruptions.came_back(replace(given, checkpoint_root=None))
 
         found = _interruptions(self.run, self.matrix, plan, self._record, tried)
         why_not = self._skipped.get(step.id, "the replay has not run")
@@ -150,6 +163,25 @@ class _Desk:
         launches = [step for step in plan.steps if isinstance(step, Launch)]
         records = {each.id: self._record(each.id, each.topology.world_size) for each in launches}
         return _evidence(self.run, self.matrix, plan, records, self._skipped, control_failed)
+
+
+def _not_run(plan: Plan, why: str) -> Verdict:
+    return Verdict(
+        cell_id=plan.cell.id,
+        claim=plan.claim,
+        word=VerdictWord.UNPROVEN,
+        reason=Reason.NOT_RUN,
+        explanation=why,
+        next_move="give the run more time, or continue it with --resume",
+    )
+
+
+def _asked(run: RunFolder, matrix: Matrix, plan: Plan) -> tuple[Launch, ...]:
+    """The launches that the replay of a plan has asked for, once it has run."""
+    if plan.replay is None or not run.replay(plan.replay.id).exists():
+        return ()
+    in_place = placeholders.resumes_in_place(matrix.job)
+    return interrupt.launches(plan, read_json(run.replay(plan.replay.id)), in_place=in_place)
 
 
 def _control_id(plan: Plan) -> str:
@@ -242,6 +274,7 @@ def _evidence(
         window=job.window,
         saves=job.saves,
         checkpoint_suffix=_suffix(matrix, plan),
+        checkpoint_root=_root(matrix, plan),
         skipped=skipped,
         # What the load of a conversion is told beside these is no argument to blame.
         resume_only=_resume_only(job),
@@ -310,6 +343,17 @@ def _suffix(matrix: Matrix, plan: Plan) -> str:
         return ""  # a root of generations: its path does not tell which of them is restored
     path = placeholders.fill(template, values, "job.checkpoint")
     return str(PurePosixPath(path)).strip("/")
+
+
+def _root(matrix: Matrix, plan: Plan) -> str | None:
+    """The checkpoint path below `{out}` of a job that keeps its checkpoints under one name."""
+    restored = plan.restore.restores
+    template = (restored.template if restored else None) or matrix.job.checkpoint
+    if plan.claim is not Claim.CONTINUES or "step" in placeholders.used(template):
+        return None
+    step = restored.step if restored else matrix.job.restore_step
+    values = placeholders.placeholder_values(plan.source.topology, out="/", resume=None, step=step)
+    return placeholders.fill(template, values, "job.checkpoint").strip("/")
 
 
 def _resume_only(job: Job) -> tuple[str, ...]:

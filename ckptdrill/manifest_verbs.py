@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ckptdrill import manifest as manifests
 from ckptdrill.errors import ExitCode, UserError
@@ -18,6 +19,7 @@ from ckptdrill.manifest import Audit, Facts, Generation, Manifest, Problem, Samp
 from ckptdrill.manifest.record import ProblemError, printable
 
 _UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("bytes", 1))
+_MISSPELT = 0.8  # how alike two keys are before one is taken for a misspelling
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%")
 
 
@@ -30,6 +32,11 @@ def write(
         raise UserError(
             f"there is a manifest already: {place}",
             hint="`ckptdrill manifest verify` compares with it; remove it to record anew",
+        )
+    if output is not None and output.resolve().is_relative_to(checkpoint.resolve()):
+        raise UserError(
+            f"{output} would lie in the checkpoint, which --output is to leave untouched",
+            hint="name a place outside, or leave --output out",
         )
     record = manifests.describe(checkpoint, _facts(facts, step))
     if output is None:
@@ -136,7 +143,7 @@ def _facts(path: Path | None, step: int | None) -> Facts:
 
 def _facts_in(path: Path) -> Facts:
     try:
-        return Facts.model_validate_json(path.read_bytes())
+        facts = Facts.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read the facts: {error.strerror}", where=str(path)) from error
     except ValidationError as error:
@@ -146,6 +153,27 @@ def _facts_in(path: Path) -> Facts:
             where=str(path),
             hint=f"the keys are {', '.join(Facts.model_fields)}",
         ) from error
+    _refuse_misspelt(facts, path)
+    return facts
+
+
+def _refuse_misspelt(facts: Facts, path: Path) -> None:
+    """Parts may carry keys of their owner; one that is nearly a key of ours is meant to be it."""
+    for name, part in facts:
+        known = (
+            {f.alias or key for key, f in type(part).model_fields.items()}
+            if (isinstance(part, BaseModel))
+            else set()
+        )
+        for key in (part.model_extra or {}) if isinstance(part, BaseModel) else {}:
+            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=_MISSPELT)
+            if near:
+                raise UserError(
+                    f"{name}.{key}: not a key of the record (did you mean {near[0]!r}?)",
+                    where=str(path),
+                    hint=f"the keys of {name} are {', '.join(sorted(known))}; others of your own "
+                    "may stand beside them under names that differ more",
+                )
 
 
 def _read(path: Path) -> Manifest:

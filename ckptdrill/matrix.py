@@ -69,6 +69,7 @@ __all__ = [
     "load",
     "parse",
     "placeholder_values",
+    "text_of",
 ]
 
 DEFAULT_ENVIRONMENT = "default"
@@ -113,14 +114,7 @@ def load(path: Path, *, python: str | None = None, devices: int | None = None) -
     `python` replaces the interpreter of the environment `default`; `devices` is the number of
     ranks that fit the node (None: not checked). Raises UserError.
     """
-    try:
-        with path.open("rb") as stream:
-            # One byte more than allowed is enough for the refusal.
-            text = stream.read(yaml_lines.SIZE_LIMIT_BYTES + 1)
-    except OSError as error:
-        raise UserError(
-            f"cannot read the matrix: {error.strerror}", where=str(path), hint=_similar(path)
-        ) from error
+    text = text_of(path)
     matrix = parse(text, path, python=python, devices=devices)
     marks = yaml_lines.read(text, path)
     check_program(matrix.job, _where(path, marks, ("job", "program")))
@@ -133,6 +127,20 @@ def load(path: Path, *, python: str | None = None, devices: int | None = None) -
         where = _where(path, marks, ("environments", name, "python")) if written else "--python"
         _check_interpreter(matrix.environments[name], where)
     return matrix
+
+
+def text_of(path: Path) -> bytes:
+    """The matrix file at `path`. Raises UserError when it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            # One byte more than allowed is enough for the refusal.
+            return stream.read(yaml_lines.SIZE_LIMIT_BYTES + 1)
+    except IsADirectoryError as error:
+        raise UserError("a matrix is a file, not a folder", where=str(path)) from error
+    except OSError as error:
+        raise UserError(
+            f"cannot read the matrix: {error.strerror}", where=str(path), hint=_similar(path)
+        ) from error
 
 
 def parse(
@@ -203,9 +211,12 @@ def check_program(job: Job, where: str | None = None) -> None:
     `where` names the line of the matrix that asked for it. A module is left to the job's own
     interpreter: only that one can find it.
     """
-    if job.program is None:
-        return
-    path = Path(job.program)
+    if job.program is not None:
+        check_script(Path(job.program), where)
+
+
+def check_script(path: Path, where: str | None = None) -> None:
+    """Raise UserError unless `path` is a readable Python file that compiles."""
     if path.suffix != ".py" or not path.is_file():
         message = f"no Python file {path}" if path.suffix == ".py" else f"{path} is no .py file"
         raise UserError(message, where=where, hint=_similar(path))

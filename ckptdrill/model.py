@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import operator
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
+
+import msgspec
 
 JsonValue = Any
+_KIND, _RANK = operator.attrgetter("kind"), operator.attrgetter("rank")
 T = typing.TypeVar("T")
 
 # --------------------------------------------------------------------------------------------------
@@ -469,9 +474,11 @@ class Plan:
 # Facts, checks, verdicts
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One recorded line, no opinion. `file` and `line` make it addressable from a verdict."""
+class Fact(msgspec.Struct, frozen=True, gc=False):
+    """One recorded line, no opinion. `file` and `line` make it addressable from a verdict.
+
+    Read back by the million, which is why it is no dataclass.
+    """
 
     kind: str
     rank: int
@@ -480,24 +487,6 @@ class Fact:
     data: Mapping[str, JsonValue]
     file: str
     line: int
-
-    @classmethod
-    def stored(
-        cls,
-        kind: str,
-        rank: int,
-        step: int,
-        t: float,
-        data: Mapping[str, JsonValue],
-        file: str,
-        line: int,
-    ) -> Self:
-        """A fact as it is read back, by the hundred thousand: a frozen dataclass sets each field by
-        a call of its own, which would take as long as parsing the line.
-        """
-        fact = object.__new__(cls)
-        fact.__dict__.update(kind=kind, rank=rank, step=step, t=t, data=data, file=file, line=line)
-        return fact
 
     @property
     def ref(self) -> str:
@@ -519,10 +508,14 @@ class LaunchRecord:
     @functools.cached_property
     def by_kind(self) -> Mapping[str, tuple[Fact, ...]]:
         """The facts of each kind in file order; the judge asks for them hundreds of times."""
-        found: dict[str, list[Fact]] = {}
-        for fact in self.facts:
-            found.setdefault(fact.kind, []).append(fact)
-        return {kind: tuple(facts) for kind, facts in found.items()}
+        facts = sorted(self.facts, key=_KIND)
+        return {kind: tuple(found) for kind, found in itertools.groupby(facts, _KIND)}
+
+    @functools.cached_property
+    def by_rank(self) -> Mapping[int, tuple[Fact, ...]]:
+        """The facts of each rank in file order, in one pass: there may be a thousand ranks."""
+        facts = sorted(self.facts, key=_RANK)
+        return {rank: tuple(found) for rank, found in itertools.groupby(facts, _RANK)}
 
     def of(self, kind: str, rank: int | None = None) -> tuple[Fact, ...]:
         """The facts of one kind in file order, of one rank or of all."""
@@ -538,7 +531,7 @@ class LaunchRecord:
     @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that recorded anything."""
-        return tuple(sorted({f.rank for f in self.facts}))
+        return tuple(self.by_rank)
 
 
 class Item(StrEnum):

@@ -26,6 +26,7 @@ _MARK = {
     StepState.FAILED: "✗",
     StepState.SKIPPED: "–",
     StepState.INTERRUPTED: "■",
+    StepState.LEFT_OUT: "–",
 }
 
 

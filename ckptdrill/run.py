@@ -24,6 +24,7 @@ from typing import Any
 from ckptdrill import convert, interrupt, resources, sources, tiers
 from ckptdrill.equivalence import equivalent
 from ckptdrill.errors import ExitCode, UserError
+from ckptdrill.fact_files import read_launch
 from ckptdrill.inflict import inflict
 from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle, wipe
 from ckptdrill.launch import local
@@ -33,6 +34,7 @@ from ckptdrill.model import Convert, Damage, Launch, Plan, Replay, Role, Step, t
 from ckptdrill.plan import steps_of
 from ckptdrill.progress import Event, Report, ignore
 from ckptdrill.repro import repro_script
+from ckptdrill.saved import write_manifests
 from ckptdrill.schedule import Assignment, Capacity, Graph, next_steps, skip_reasons
 from ckptdrill.step import (
     Setting,
@@ -50,7 +52,6 @@ from ckptdrill.store import (
     RunFolder,
     last_bytes,
     read_json,
-    read_launch,
     write_atomic,
     write_json,
 )
@@ -58,6 +59,8 @@ from ckptdrill.store import (
 _POLL_S = 0.02
 # How long cages get to end their launches after an interruption.
 _STOP_TIMEOUT_S = 30.0
+# Two clocks differ by this much without anybody having set one.
+_CLOCK_DRIFT_S = 2.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -70,6 +73,8 @@ class Options:
     keep: bool = False
     capacity: Capacity | None = None  # None: that of this machine
     report: Report = ignore
+    budget_s: float | None = None  # no launch begins or goes on after so many seconds
+    order: tuple[str, ...] = ()  # cells by id, those that are wanted most first
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class _Live:
     over: dict[str, Entry]
     watch: sources.Watch
     began: float = field(default_factory=time.monotonic)
+    began_s: float = field(default_factory=time.time)  # by the wall clock, which may be moved
     running: dict[str, local.Running] = field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     verdicts: dict[Pair, str | None] = field(default_factory=dict)
@@ -179,7 +185,7 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
     _note(run, status="started", launcher=options.launcher.value, keep=options.keep)
     live = _Live(
         setting=setting,
-        graph=Graph.of(setting.steps),
+        graph=Graph.of(setting.steps, _turns(plans, options.order)),
         plans=plans,
         options=options,
         capacity=options.capacity or Capacity.detect(),
@@ -261,6 +267,9 @@ def _open_launches(live: _Live) -> Iterator[Launch]:
 def _drive(live: _Live) -> None:
     changed, importing = True, 0
     while len(live.over) < len(live.graph.steps):
+        if _budget_is_spent(live):
+            _leave_out(live)
+            break
         was_importing, importing = importing, live.warm.importing_count()
         if changed or importing != was_importing:
             _compare_pairs(live)
@@ -274,6 +283,34 @@ def _drive(live: _Live) -> None:
         if not changed:
             time.sleep(_POLL_S)
     _compare_pairs(live)  # nothing depends on the last ones any more, but the report names them
+
+
+def _budget_is_spent(live: _Live) -> bool:
+    """By the monotonic clock, which nobody sets."""
+    budget_s = live.options.budget_s
+    return budget_s is not None and time.monotonic() - live.began >= budget_s
+
+
+def _leave_out(live: _Live) -> None:
+    """Stop what runs and give up what waits: neither says anything about the job."""
+    for step_id in tuple(live.running):
+        _collect(live, step_id)  # what has just ended counts
+    running = tuple(live.running)
+    _end_running(live, lambda _: None)
+    for step_id in (*running, *live.graph.steps):
+        if step_id not in live.over:
+            why = f"the time budget of {live.options.budget_s:.0f} s was used up"
+            _finish(live, step_id, StepState.LEFT_OUT, why)
+
+
+def _turns(plans: Sequence[Plan], order: Sequence[str]) -> dict[str, int]:
+    """Step id -> the place of the first cell in `order` that needs it."""
+    places = {cell_id: place for place, cell_id in enumerate(order)}
+    turns: dict[str, int] = {}
+    for plan in sorted(plans, key=lambda plan: places.get(plan.cell.id, len(places))):
+        for step in plan.steps:
+            turns.setdefault(step.id, places.get(plan.cell.id, len(places)))
+    return turns
 
 
 def _startable(live: _Live) -> tuple[Assignment, ...]:
@@ -371,7 +408,7 @@ def _expand(live: _Live) -> None:
     for step_id in asked.keys() - live.graph.steps.keys():
         wipe(live.run, asked[step_id])
     live.setting = replace(live.setting, steps={**live.setting.steps, **asked})
-    live.graph = Graph.of(live.setting.steps)
+    live.graph = Graph.of(live.setting.steps, _turns(live.plans, live.options.order))
     drilled = [plan for plan in live.plans if plan.cell.drilled]
     live.pairs = pairs_of(drilled, tuple(asked.values()))
     live.options.report(_planned(asked))
@@ -415,6 +452,7 @@ def _collect(live: _Live, step_id: str) -> bool:
     live.watch.look(live.running)
     if isinstance(live.graph.steps[step_id], Launch):
         live.watch.saved(live.setting, step_id)
+        write_manifests(live.setting, live.setting.launch(step_id))
         _release_tier(live.setting, step_id)
         _clear_up(live, step_id)
     del live.running[step_id], live.devices[step_id]
@@ -556,6 +594,7 @@ def _closed(live: _Live) -> Outcome:
         source_unchanged=not outcome.source_changes,
         source_changes=list(outcome.source_changes),
         took_s=_took_s(live),
+        clock_moved_s=_clock_moved_s(live),
     )
     for change in outcome.source_changes:
         live.options.report(Event(text=f"SOURCE CHANGED: {change}"))
@@ -563,20 +602,35 @@ def _closed(live: _Live) -> Outcome:
 
 
 def _stop(live: _Live) -> None:
-    """End everything that runs, and wait until it has ended; what hangs is left to its cage."""
+    """End everything that runs, and note that it was interrupted."""
+
+    def interrupted(step_id: str) -> None:
+        with contextlib.suppress(UserError):  # a full disk is what we may be stopping for
+            record(live.run, step_id, StepState.INTERRUPTED)
+        live.options.report(Event(step_id, StepState.INTERRUPTED))
+
+    _end_running(live, interrupted)
+    live.warm.close()
+    with contextlib.suppress(UserError):
+        _note(live.run, took_s=_took_s(live))
+
+
+def _end_running(live: _Live, over: Callable[[str], None]) -> None:
+    """End all launches and wait until they have ended; what hangs is left to its cage."""
     for running in live.running.values():
         running.terminate()
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while live.running and time.monotonic() < deadline:
         for step_id in [i for i, running in live.running.items() if _is_over(running)]:
             del live.running[step_id]
-            with contextlib.suppress(UserError):  # a full disk is what we may be stopping for
-                record(live.run, step_id, StepState.INTERRUPTED)
-            live.options.report(Event(step_id, StepState.INTERRUPTED))
+            over(step_id)
         time.sleep(_POLL_S)
-    live.warm.close()
-    with contextlib.suppress(UserError):
-        _note(live.run, took_s=_took_s(live))
+
+
+def _clock_moved_s(live: _Live) -> float:
+    """How far the wall clock was set, forward or back, while this process ran launches."""
+    moved_s = (time.time() - live.began_s) - (time.monotonic() - live.began)
+    return round(moved_s) if abs(moved_s) > _CLOCK_DRIFT_S else 0.0
 
 
 def _took_s(live: _Live) -> float:

@@ -56,13 +56,18 @@ class Graph:
     by_urgency: tuple[str, ...]
 
     @classmethod
-    def of(cls, steps: Mapping[str, Step]) -> Graph:
-        """The graph over `steps`.
+    def of(cls, steps: Mapping[str, Step], turns: Mapping[str, int] | None = None) -> Graph:
+        """The graph over `steps`; those with a lower number in `turns` come before all urgency, and
+        those that a step plans come in its turn.
 
         Raises UserError for a step that waits for one that nobody plans, or for itself.
         """
         urgency_s = _urgency_s(steps)
-        return cls(steps, tuple(sorted(steps, key=lambda step_id: -urgency_s[step_id])))
+        order = {
+            step_id: (_turn(step, turns or {}), -urgency_s[step_id])
+            for step_id, step in steps.items()
+        }
+        return cls(steps, tuple(sorted(steps, key=lambda step_id: order[step_id])))
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,12 @@ def forecast(graph: Graph, capacity: Capacity) -> dict[str, tuple[float, float, 
         del running[finished]
         ended.add(finished)
     return table
+
+
+def _turn(step: Step, turns: Mapping[str, int]) -> int:
+    """The turn of a step; one that was not given any, such as a probe, comes first."""
+    planner = step.waits_for if isinstance(step, Launch) else None
+    return turns.get(step.id, turns.get(planner or "", 0))
 
 
 def _urgency_s(steps: Mapping[str, Step]) -> dict[str, float]:

@@ -356,7 +356,8 @@ def unmet(setting: Setting, step: Step) -> str | None:
         path = restored_path(setting, step)
         damage_id = step.restores.damage_id if step.restores else None
         if damage_id is not None and setting.run.damage(damage_id).exists():
-            return None
+            refused = read_json(setting.run.damage(damage_id)).get("guard_refused")
+            return "the guard refused it, and no older checkpoint is whole" if refused else None
     if path is None or path.exists():
         return None
     there = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []

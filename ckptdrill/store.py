@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptdrill import columns
+import msgspec
+
 from ckptdrill.errors import ExitCode, UserError
-from ckptdrill.model import Fact, LaunchRecord
 
 RUN_FORMAT_VERSION = 2  # 1 told the facts of tensors leaf by leaf; such runs are read as ever
 MANIFEST_NAME = "manifest-sha256.txt"
@@ -28,10 +28,14 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SEAL_NAME = "seal-sha256.txt"
 ATTESTATION_NAME = "attestation.json"
 APPROVAL_NAME = "approval.json"
-SEALED = (MANIFEST_NAME, ATTESTATION_NAME, APPROVAL_NAME)
+# The page once more, with the approval on it: index.html is in the list that an approval speaks of.
+APPROVED_PAGE_NAME = "approved.html"
+SEALED = (MANIFEST_NAME, ATTESTATION_NAME, APPROVAL_NAME, APPROVED_PAGE_NAME)
 COMPATIBILITY_NAME = "resume_compatibility.yaml"
 # The manifest of the checkpoint that a run starts from, byte for byte, where it has one.
 SOURCE_MANIFEST_NAME = "source.manifest.json"
+# In the folder of a launch: the manifests of what it saved.
+LAUNCH_MANIFESTS_NAME = "manifests.json"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,120}")
 # Scratch of running launches, and the checkpoints under drill: never evidence, never listed.
 _NOT_EVIDENCE = ("work", "warm")
@@ -148,19 +152,32 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """`write_atomic` of `value` as indented JSON with sorted keys."""
-    write_atomic(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_atomic(path, _indented(value) + "\n")
+
+
+def _indented(value: Any) -> str:
+    """`json.dumps` with an indent encodes in Python; laying out its plain text is ten times as
+    fast, where that text is JSON: a NaN is none.
+    """
+    plain = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    try:
+        return msgspec.json.format(plain, indent=1)
+    except msgspec.DecodeError:
+        return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False)
 
 
 def read_json(path: Path) -> Any:
     """The JSON at `path`.
 
-    Raises UserError when it is missing or is not JSON.
+    Raises UserError when it is missing, cannot be read or is not JSON.
     """
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"no file {path}", hint="is this the folder of a run?") from error
-    except ValueError as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
 
 
@@ -209,55 +226,6 @@ def last_bytes(path: Path, count: int = 65536) -> bytes:
         return b""
 
 
-def read_launch(run: RunFolder, launch_id: str, world_size: int) -> LaunchRecord:
-    """All facts of one launch, rank by rank, in file order."""
-    folder = run.launch(launch_id)
-    facts: list[Fact] = []
-    for rank in range(world_size):
-        name = f"rank{rank}.jsonl"
-        facts += read_facts(folder / name, f"launches/{launch_id}/{name}")
-    exit_file = folder / "exit.json"
-    ended = read_json(exit_file) if exit_file.exists() else None
-    return LaunchRecord(launch_id, tuple(facts), ended, world_size)
-
-
-def read_facts(path: Path, shown: str) -> Iterator[Fact]:
-    """The facts of one rank's file; torn lines, and facts that rest on one, are skipped. `shown` is
-    the path by which verdicts cite them.
-    """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return
-    reader = columns.Reader()
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            if line.startswith(_LAYOUT):
-                reader.keep_layout(line)
-                continue
-            head = _HEAD.fullmatch(line)
-            parts = head.groups() if head else _taken_apart(line)
-            if parts is None:
-                continue
-            kind, t, rank, step, took_s, rest = parts
-            data = reader.resolved(kind.decode(), rest or b"")
-            if took_s is not None:
-                data = {"took_s": float(took_s), **data}
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        yield Fact.stored(kind.decode(), int(rank), int(step), float(t), data, shown, number)
-
-
-def _taken_apart(line: bytes) -> tuple[bytes, Any, Any, Any, None, bytes] | None:
-    """The groups of `_HEAD` of a fact whose keys stand in another order; None when it is none."""
-    value = columns.parsed(line)
-    if not isinstance(value, dict) or "fact" not in value:
-        return None
-    kind = str(value.pop("fact")).encode()
-    t, rank, step = (value.pop(name, 0) for name in ("t", "rank", "step"))
-    return kind, t, rank, step, None, json.dumps(value).encode()[1:-1]
-
-
 def sha256_of(path: Path) -> str:
     """Hex SHA-256 of a file, streamed."""
     with path.open("rb") as stream:
@@ -299,6 +267,23 @@ def write_seal(root: Path) -> Path:
     target = root / SEAL_NAME
     write_atomic(target, "".join(lines))
     return target
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds `path` (`xfs`, `nfs4`); `unknown` where the kernel
+    does not tell.
+    """
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "unknown"
+    kinds: dict[str, str] = {}
+    for line in mounts.splitlines():  # of several mounts at one place the last one is on top
+        _, place, kind, *_ = line.split(" ")
+        kinds[place.replace("\\040", " ")] = kind
+    there = path.resolve()
+    held = (kinds.get(str(folder)) for folder in (there, *there.parents))
+    return next((kind for kind in held if kind), "unknown")
 
 
 def tree_files(root: Path) -> Iterable[Path]:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -26,6 +27,7 @@ from rich.text import Text
 from ckptdrill import (
     __version__,
     documentation,
+    drafting,
     drill,
     environments,
     journal,
@@ -42,6 +44,7 @@ from ckptdrill import matrix as matrices
 from ckptdrill import plan as plans_
 from ckptdrill import run as runs_
 from ckptdrill.errors import ExitCode, UserError, worst
+from ckptdrill.fact_files import read_launch
 from ckptdrill.gate import text as gate_text
 from ckptdrill.installed import installed
 from ckptdrill.launchers import Mode
@@ -57,8 +60,8 @@ from ckptdrill.store import (
     RUN_FORMAT_VERSION,
     SOURCE_MANIFEST_NAME,
     RunFolder,
+    file_system,
     read_json,
-    read_launch,
     sha256_of,
     write_atomic,
     write_json,
@@ -76,6 +79,7 @@ class Marks:
 
     sign_key: Path | None = None
     image_digest: str | None = None
+    nightly: bool = False  # begun by `ckptdrill nightly`, which may remove it some day
 
 
 def run(
@@ -89,23 +93,58 @@ def run(
     marks: Marks = Marks(),
 ) -> ExitCode:
     """Drill every cell, judge it, render the packet; the exit code of the run."""
-    mode = _mode(launcher)
+    mode = launch_mode(launcher)
     key = signing.private_key(marks.sign_key) if marks.sign_key else None
+    matrix, plans = ready(path, python)
+    folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
+    begin(folder, matrix, resume=resume, marks=marks)
+    options = runs_.Options(launcher=mode, resume=resume, keep=keep)
+    return carried_out(matrix, plans, folder, options, key)
+
+
+def ready(path: Path, python: str | None) -> tuple[Matrix, tuple[Plan, ...]]:
+    """The matrix at `path` and its plans, with every interpreter in place that they need.
+
+    Raises UserError for what is wrong with any of them.
+    """
     matrix = matrices.load(path, python=python, devices=_ranks_that_fit())
     plans = plans_.plan_all(matrix)
     matrix = _built(matrix, plans)
     _check_torch(matrix, plans)
-    folder = _newest(runs, matrix) if resume else journal.create(runs, matrix.name, _now())
-    _begin(folder, matrix, resume=resume, image_digest=marks.image_digest)
+    return matrix, plans
+
+
+def carried_out(
+    matrix: Matrix,
+    plans: Sequence[Plan],
+    folder: RunFolder,
+    options: runs_.Options,
+    key: Ed25519PrivateKey | None,
+) -> ExitCode:
+    """Start what has not ended in a run that has begun, judge, render, print; its exit code."""
     with progress.shown(plans_.steps_of(plans)) as report:
-        options = runs_.Options(launcher=mode, resume=resume, keep=keep, report=report)
-        outcome = runs_.execute(matrix, plans, folder, options)
+        outcome = runs_.execute(matrix, plans, folder, replace(options, report=report))
     verdicts = judging.judge_run(folder, matrix, plans)
     _conclude(folder, plans)
     runs_.prune(folder, _spent(plans, verdicts))
-    packet.write(folder, key)
+    packet.write(folder, key, gates.preview)
     _summarise(folder)
     return worst(_tell(folder, plans, verdicts), outcome.code)
+
+
+def init(program: Path, checkpoint: Path | None, output: Path) -> ExitCode:
+    """Write a first matrix for a script, and say what is left to do."""
+    matrices.check_script(program)
+    text = drafting.draft(program, output.parent, checkpoint, _ranks_that_fit())
+    drafting.write(output, text)
+    lines = [line.strip() for line in text.splitlines()]
+    console = Console(soft_wrap=True)
+    console.print(Text(f"{output} is written; the script was read, not run"))
+    for word in ("FILL IN", "guess"):
+        marked = [number for number, line in enumerate(lines, 1) if word in line and number > 3]
+        console.print(Text(f"{word}: lines {', '.join(map(str, marked)) or 'none'}"))
+    console.print(Text(f"next: ckptdrill plan {output}"))
+    return ExitCode.AS_EXPECTED
 
 
 def plan(path: Path, python: str | None) -> ExitCode:
@@ -153,19 +192,36 @@ def judge(path: Path, sign_key: Path | None = None) -> ExitCode:
     """Judge a stored run again and render its packet; the exit code its verdicts give."""
     key = signing.private_key(sign_key) if sign_key else None
     folder = _run_folder(path)
-    matrix = matrices.parse(
-        folder.matrix.read_bytes(), Path(read_json(folder.run_json)["matrix_path"])
-    )
+    matrix = _stored_matrix(folder)
     _refuse_changed_evidence(folder)
     plans = judging.stored_plans(folder)
     with journal.locked(folder):
         verdicts = judging.judge_run(folder, matrix, plans)
         _conclude(folder, plans)
-        packet.write(folder, key)
+        packet.write(folder, key, gates.preview)
     _summarise(folder)
     changed = read_json(folder.run_json).get("source_unchanged") is False
     code = ExitCode.SOURCE_CHANGED if changed else ExitCode.AS_EXPECTED
     return worst(code, _tell(folder, plans, verdicts))
+
+
+def _stored_matrix(folder: RunFolder) -> Matrix:
+    """The matrix of a stored run. Raises UserError when this is not a run that can be judged."""
+    about = read_json(folder.run_json)
+    made = about.get("format", 1) if isinstance(about, dict) else None
+    if isinstance(made, int) and made > RUN_FORMAT_VERSION:
+        raise UserError(
+            f"a newer ckptdrill wrote this run: its form is {made}, known is {RUN_FORMAT_VERSION}",
+            where=str(folder.root),
+            hint="judge it with that version",
+        )
+    if not isinstance(made, int) or not isinstance(about.get("matrix_path"), str):
+        raise UserError(
+            "run.json is not that of a run",
+            where=str(folder.root),
+            hint="it is torn or was changed; `ckptdrill verify` says what else is",
+        )
+    return matrices.parse(matrices.text_of(folder.matrix), Path(about["matrix_path"]))
 
 
 def _refuse_changed_evidence(folder: RunFolder) -> None:
@@ -308,9 +364,7 @@ def _show(console: Console, title: str, lines: Iterable[str]) -> None:
 # Before and after the launches
 
 
-def _begin(
-    folder: RunFolder, matrix: Matrix, *, resume: bool, image_digest: str | None = None
-) -> None:
+def begin(folder: RunFolder, matrix: Matrix, *, resume: bool, marks: Marks = Marks()) -> None:
     """Write down what is run before anything runs. A resumed run must be of the same matrix."""
     # A run that was killed before this was written has not begun.
     if resume and folder.run_json.exists():
@@ -336,7 +390,8 @@ def _begin(
             "git_head": _git_head(matrix),
             "program": matrix.job.program,
             "program_sha256": sha256_of(Path(matrix.job.program)) if matrix.job.program else None,
-            "image_digest": image_digest,
+            "image_digest": marks.image_digest,
+            "nightly": marks.nightly,
             "installed": {
                 name: installed(environment.python)
                 for name, environment in matrix.environments.items()
@@ -346,7 +401,11 @@ def _begin(
                 "python": sys.version.split()[0],
                 **{name: importlib.metadata.version(name) for name in ("pydantic", "jinja2")},
             },
-            "node": {"cores": os.cpu_count(), "gpus": len(Capacity.detect().devices)},
+            "node": {
+                "cores": os.cpu_count(),
+                "gpus": len(Capacity.detect().devices),
+                "storage": file_system(folder.root),
+            },
         },
     )
 
@@ -446,7 +505,8 @@ def _code(verdict: Verdict) -> ExitCode:
 # Finding things
 
 
-def _mode(launcher: str) -> Mode:
+def launch_mode(launcher: str) -> Mode:
+    """The launcher that the command line names. Raises UserError for an unknown one."""
     try:
         return Mode(launcher)
     except ValueError:
@@ -524,8 +584,11 @@ def _newest(runs: Path, matrix: Matrix) -> RunFolder:
 
 def _run_folder(path: Path) -> RunFolder:
     root = path.parent if path.is_file() else path
-    if not (root / "run.json").exists():
-        raise UserError(f"{path} is not the folder of a run", hint="it must hold run.json")
+    if not (root / "run.json").is_file():
+        raise UserError(
+            f"{path} is not the folder of a run",
+            hint="it must hold run.json: name runs/NAME/latest, or a folder beside that",
+        )
     return RunFolder(root.resolve())
 
 

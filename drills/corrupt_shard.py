@@ -11,6 +11,7 @@ the launch does what a launcher does that verifies first: it restores the newest
 that is whole in place of one that is not.
 """
 
+from ckptdrill.errors import UserError
 from ckptdrill.model import Cell, Claim, Damage, DamageKind, Guard, Plan
 from ckptdrill.plan import SharedLaunches
 
@@ -26,6 +27,12 @@ PARAMETERS: dict[str, tuple[str, ...] | type] = {
 def plan(cell: Cell, shared: SharedLaunches) -> Plan:
     """The undamaged restore is the twin: it must hold before the damaged one says anything."""
     kind = DamageKind(cell.parameters.get("kind", DamageKind.BIT_FLIP))
+    if kind is DamageKind.SWAP and cell.source.world_size == 1:
+        raise UserError(
+            "swap needs the shards of two ranks, and the source has one",
+            where=f"cell {cell.id}",
+            hint="name a source of several ranks, or another kind",
+        )
     parameters = {k: v for k, v in cell.parameters.items() if k != "kind"}
     if kind is DamageKind.FOREIGN_SHARD:
         parameters["foreign_step"] = shared.older_save(cell)

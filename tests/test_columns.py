@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ckptdrill.columns import Part
+from ckptdrill.fact_files import read_facts
 from ckptdrill.model import Fact
 from ckptdrill.observer.columns import Columns
-from ckptdrill.store import read_facts
 
 DIGEST = "0123456789abcdef" * 2
 ENTRY = ["float32", [4, 2], [2, 0], [2, 2], DIGEST]
@@ -115,3 +115,48 @@ def test_facts_leaf_by_leaf_are_read_as_ever(tmp_path: Path) -> None:
     assert fact.data["leaves"] == LEAVES
     assert fact.data["x"] != fact.data["x"]
     assert (fact.rank, fact.step) == (3, 2)
+
+
+def one_file(folder: Path, *facts: dict[str, Any]) -> list[Fact]:
+    folder.mkdir()
+    return read(folder, [json.dumps(fact, separators=(",", ":")) for fact in facts])
+
+
+def load(path: str, took_s: float, **more: Any) -> dict[str, Any]:
+    head = {"fact": "load_end", "t": took_s + 1, "rank": 0, "step": 3}
+    return {**head, "took_s": took_s, "path": path, "call": "load", **more}
+
+
+def test_what_files_have_in_common_is_shared_and_what_is_their_own_is_not(tmp_path: Path) -> None:
+    (one,) = one_file(tmp_path / "one", load("/a/step-8", 0.5))
+    (two,) = one_file(tmp_path / "two", load("/b/step-8", 0.25))
+    assert (one.data, one.t) == ({"took_s": 0.5, "path": "/a/step-8", "call": "load"}, 1.5)
+    assert (two.data, two.t) == ({"took_s": 0.25, "path": "/b/step-8", "call": "load"}, 1.25)
+    three, four = (
+        one_file(tmp_path / name, load("/c", 0.5), {**load("/c", 1.0), "call": name})
+        for name in ("three", "four")
+    )
+    assert three[0] == four[0]
+    assert (three[1].data["call"], four[1].data["call"]) == ("three", "four")
+
+
+def test_a_path_that_needs_escapes_is_read_as_it_was(tmp_path: Path) -> None:
+    path = 'C:\\a "b"/ü'
+    (fact,) = one_file(tmp_path / "one", load(path, 0.5))
+    assert (fact.data["path"], fact.data["took_s"]) == (path, 0.5)
+
+
+def test_a_common_line_that_rests_on_one_of_its_own_file_is_read_with_it(tmp_path: Path) -> None:
+    layout, first, again = written(LEAVES, LEAVES)
+    own = first.replace('"inventory"', '"not common"').replace('"leaves"', '"values"')
+    restored = again.replace('"inventory"', '"restored"').replace('"leaves"', '"values"')
+    told = first.replace('"inventory"', '"restored"').replace('"leaves"', '"values"')
+    whole = read(tmp_path, [layout, told, restored])
+    assert [dict(fact.data["values"]) for fact in whole] == [LEAVES, LEAVES]
+    assert [fact.kind for fact in read(tmp_path, [layout, own, restored])] == ["not common"]
+
+
+def test_a_torn_line_loses_itself_alone_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
+    lines = [json.dumps(load("/a", n / 4), separators=(",", ":")) for n in range(3)]
+    facts = read(tmp_path, [lines[0], lines[1][:-7], lines[2]])
+    assert [(fact.line, fact.data["took_s"]) for fact in facts] == [(1, 0.0), (3, 0.5)]

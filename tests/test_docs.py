@@ -315,6 +315,12 @@ def test_the_guard_levels() -> None:
     assert [row[0] for row in rows] == [f"`{level}`" for level in GuardLevel]
 
 
+def test_the_picture_is_one_and_small() -> None:
+    picture = (ROOT / "matrices/quickstart.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) < 200_000
+
+
 def test_a_short_page_in_plain_words() -> None:
     boasts = ("blazing", "cutting-edge", "effortless", "powerful", "revolution", "seamless")
     assert [word for word in boasts if word in README.lower()] == []

@@ -27,7 +27,7 @@ ORDER = (
     ("model",),
     ("columns",),
     ("claims", "reasons", "signing", "store"),
-    ("placeholders", "yaml_lines"),
+    ("fact_files", "placeholders", "yaml_lines"),
     ("drill", "matrix", "matrix_schema"),
     ("plan",),
     ("formats", "damage", "environments", "installed", "isolate", "manifest", "pointers", "tiers"),
@@ -43,6 +43,7 @@ ORDER = (
         "replay",
         "repro",
         "run",
+        "saved",
         "schedule",
         "sources",
         "step",
@@ -50,9 +51,14 @@ ORDER = (
     ("judge",),
     ("judging",),
     ("documentation", "ledger", "ledger_text", "packet"),
+    ("history",),
+    ("changes", "history_text", "retention", "textfile", "timetables"),
+    ("doctor", "scripts"),
+    ("drafting",),
     ("gate",),
     ("diffing", "inspecting", "manifest_verbs", "verbs"),
-    ("manifest_cli",),
+    ("nightly",),
+    ("daily_cli", "manifest_cli"),
     ("cli",),
     ("__main__",),
 )
@@ -88,6 +94,9 @@ FORBIDDEN_IMPORTS = {
     | {f"ckptdrill.{name}" for name in ("launch", "run", "schedule", "damage", "manifest")},
     "packet": _EFFECTS - {"ckptdrill.store"},
     "ledger": _EFFECTS,
+    "changes": _EFFECTS,
+    "textfile": _EFFECTS,
+    "timetables": _EFFECTS,
 }
 CLOCK_CALLS = frozenset({"now", "utcnow", "today"})
 

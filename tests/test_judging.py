@@ -197,6 +197,19 @@ def test_why_a_step_never_ran_comes_from_the_journal(tmp_path: Path) -> None:
     assert (verdict.reason, verdict.explanation) == (Reason.NOT_RUN, "no room for 1 rank")
 
 
+@pytest.mark.parametrize("cut", ["source", "repeats", "baseline", "restore", "damage"])
+def test_a_cell_of_which_any_step_was_left_out_has_not_run(tmp_path: Path, cut: str) -> None:
+    """However much else is there: what a time budget cut off is never a Pass, nor a failure."""
+    run, plans = on_disk(tmp_path, BASELINE, damaged())
+    assert judge_run(run, matrix(), plans)[1].reason is not Reason.NOT_RUN
+    step = getattr(plans[1], cut)
+    step_id = step[0].id if isinstance(step, tuple) else step.id
+    journal.record(run, step_id, StepState.LEFT_OUT, "the time budget of 9 s was used up")
+    verdict = judge_run(run, matrix(), plans)[1]
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.NOT_RUN)
+    assert "the time budget of 9 s was used up" in verdict.explanation
+
+
 @pytest.mark.parametrize("cut", ["source", "restore"])
 @pytest.mark.parametrize("state", [StepState.STARTED, StepState.INTERRUPTED])
 def test_what_was_cut_down_with_the_run_has_not_run(

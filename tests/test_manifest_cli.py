@@ -9,6 +9,7 @@ import pytest
 
 from ckptdrill import cli, manifest
 from ckptdrill.manifest import ProblemKind
+from ckptdrill.manifest.record import Status
 from tests.manifest.folders import FILES, make
 
 
@@ -209,3 +210,48 @@ def test_select_by_a_sample_says_so(typed: Typed, folder: Path) -> None:
 def test_the_kinds_of_problems_are_words_of_one_form() -> None:
     assert all(kind.value == kind.name.lower().replace("_", "-") for kind in ProblemKind)
     assert len(FILES) == 3
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "meant"),
+    [
+        ("topology", "wrold_size", "world_size"),
+        ("topology", "World_Size", "world_size"),
+        ("topology", "zerostage", "zero_stage"),
+        ("fingerprints", "model_confg", "model_config"),
+        ("data_cursor", "consumed_sample", "consumed_samples"),
+    ],
+)
+def test_a_misspelt_key_of_a_part_is_refused(
+    typed: Typed, folder: Path, part: str, key: str, meant: str
+) -> None:
+    facts = folder.with_name("facts.json")
+    facts.write_text(json.dumps({part: {key: None}}))
+    assert typed("write", folder, "--facts", facts) == 2
+    assert f"{part}.{key}: not a key of the record (did you mean {meant!r}?)" in typed.err
+
+
+def test_keys_of_the_owner_are_kept(typed: Typed, folder: Path) -> None:
+    facts = folder.with_name("facts.json")
+    facts.write_text('{"software": {"apex": "0.1", "cudnn": "9"}, "rng": {"sampler": "own"}}')
+    assert typed("write", folder, "--facts", facts) == 0
+
+
+def test_a_manifest_elsewhere_is_not_written_into_the_checkpoint(
+    typed: Typed, folder: Path
+) -> None:
+    before = sorted(folder.iterdir())
+    assert typed("write", folder, "--output", folder / "notes" / "m.json") == 2
+    assert "would lie in the checkpoint" in typed.err
+    assert sorted(folder.iterdir()) == before
+    assert typed("write", folder, "--output", folder.parent / "m.json") == 0
+
+
+def test_a_step_that_contradicts_the_record_is_not_published(typed: Typed, folder: Path) -> None:
+    staged = manifest.describe(folder, manifest.Facts(completed_step=7), status=Status.IN_PROGRESS)
+    manifest.write(manifest.path_of(folder), staged)
+    target = folder.with_name("published")
+    assert typed("publish", folder, target, "--step", "8") == 2
+    assert "the writer recorded step 7" in typed.err
+    assert not target.exists()
+    assert typed("publish", folder, target, "--step", "7") == 0

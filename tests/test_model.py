@@ -95,7 +95,6 @@ def plan(damage: bool = False) -> Plan:
         plan(damage=True),
         Policy(RngPolicy.RESEEDED, None, {Item.RNG.value: "why"}, {"program": "why"}),
         Tolerance(loss=1e-3),
-        LaunchRecord("a", (Fact("state", 1, 2, 3.5, {"x": [1, None]}, "f", 7),), {"signal": 9}, 2),
     ],
     ids=lambda noun: type(noun).__name__,
 )

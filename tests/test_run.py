@@ -247,7 +247,7 @@ def carry_out(
     **options: Any,
 ) -> tuple[RunFolder, Outcome]:
     run = RunFolder(tmp_path / "run")
-    run.root.mkdir(exist_ok=True)
+    run.root.mkdir(exist_ok=True, parents=True)
     chosen = Options(**{"capacity": Capacity(4), **options})
     return run, execute(given or matrix(), of or plans(), run, chosen)
 
@@ -435,9 +435,14 @@ def test_a_guard_without_an_older_step_stops_the_launch(
     machine: FakeMachine, tmp_path: Path
 ) -> None:
     plan = faulty(DamageKind.BIT_FLIP, guard="manifest")
-    _, outcome = carry_out(tmp_path, (plan,), matrix(job(restore_step=8, saves=(8,))))
-    assert outcome.steps["damage.a"].state is StepState.FAILED
-    assert "no older whole checkpoint" in str(outcome.steps["damage.a"].reason)
+    run, outcome = carry_out(tmp_path, (plan,), matrix(job(restore_step=8, saves=(8,))))
+    record = store.read_json(run.damage("damage.a"))
+    assert (record["guard_refused"], record["selected_step"]) == (True, None)
+    assert record["manifest"]["problems"] == [{"kind": "size-differs", "path": "shard"}]
+    assert outcome.steps["damage.a"].state is StepState.ENDED
+    assert outcome.steps[FAULTY].state is StepState.SKIPPED
+    assert "no older checkpoint is whole" in str(outcome.steps[FAULTY].reason)
+    assert FAULTY not in machine.launchers
 
 
 @pytest.mark.parametrize(
@@ -1159,3 +1164,58 @@ def test_an_interrupted_run_keeps_the_memory_it_goes_on_with(
     _, outcome = carry_out(tmp_path, (plan,), given, resume=True)
     assert outcome.steps[plan.restore.id].state is StepState.ENDED
     assert list((tmp_path / "memory").iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------------------
+# A time budget
+
+
+def test_a_budget_ends_what_runs_and_leaves_the_rest_out(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [run_module.time.monotonic()]
+    monkeypatch.setattr(run_module.time, "monotonic", lambda: now[0])
+
+    def tick() -> None:
+        now[0] += 1.0
+
+    machine.on_poll = tick
+    run, outcome = carry_out(tmp_path, launcher=Mode.TORCHRUN, budget_s=5.0)
+    states = {step_id: entry.state for step_id, entry in outcome.steps.items()}
+    assert states["source.fsdp2"] is StepState.ENDED
+    left_out = {i for i, state in states.items() if state is StepState.LEFT_OUT}
+    assert RESTORE_DAMAGED in left_out
+    assert states.keys() == ALL_LAUNCHES | {"damage.a"}
+    assert machine.running == {}
+    assert outcome.steps[RESTORE_DAMAGED].lost == "the time budget of 5 s was used up"
+    assert store.read_json(run.run_json)["status"] == "ran"
+    _, again = carry_out(tmp_path, launcher=Mode.TORCHRUN, resume=True)
+    assert {entry.state for entry in again.steps.values()} == {StepState.ENDED}
+
+
+def test_without_a_budget_nothing_is_left_out(machine: FakeMachine, tmp_path: Path) -> None:
+    _, outcome = carry_out(tmp_path, budget_s=3600.0)
+    assert {entry.state for entry in outcome.steps.values()} == {StepState.ENDED}
+
+
+def test_the_cells_that_are_wanted_most_come_first(machine: FakeMachine, tmp_path: Path) -> None:
+    first, second, third = (plan.cell.id for plan in plans())
+    for order, wanted in (((third, first, second), RESTORE_DAMAGED), ((second,), RESTORE_ONE)):
+        machine.started.clear()
+        options = {"launcher": Mode.TORCHRUN, "capacity": Capacity(2), "order": order}
+        carry_out(tmp_path / wanted, **options)
+        restores = [i for i, _ in machine.started if i in (RESTORE_DAMAGED, RESTORE_ONE)]
+        assert restores[0] == wanted
+
+
+def test_a_clock_that_is_moved_during_a_run_is_noted(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = carry_out(tmp_path / "quiet")
+    assert store.read_json(run.run_json)["clock_moved_s"] == 0
+    real = run_module.time.time
+    moved: list[float] = [0.0]
+    monkeypatch.setattr(run_module.time, "time", lambda: real() + moved[0])
+    machine.on_poll = lambda: moved.__setitem__(0, -3600.0)
+    run, _ = carry_out(tmp_path / "moved")
+    assert store.read_json(run.run_json)["clock_moved_s"] == -3600

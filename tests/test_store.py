@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptdrill import store
+from ckptdrill import fact_files, store
 from ckptdrill.errors import UserError
 from ckptdrill.store import RunFolder
 
@@ -180,7 +180,7 @@ def test_a_launch_is_read_rank_by_rank_with_addressable_facts(tmp_path: Path) ->
     (folder / "rank1.jsonl").write_bytes((folder / "rank1.jsonl").read_bytes() + b'{"fact": "st')
     store.append_line(folder / "rank1.jsonl", {"note": "no fact"})
     store.append_line(folder / "rank1.jsonl", ["no", "object"])
-    record = store.read_launch(run, "source.two", 2)
+    record = fact_files.read_launch(run, "source.two", 2)
     assert [(f.rank, f.kind, f.step) for f in record.facts] == [
         (0, "started", 0),
         (0, "batch", 2),
@@ -191,7 +191,7 @@ def test_a_launch_is_read_rank_by_rank_with_addressable_facts(tmp_path: Path) ->
     assert record.facts[0].data == {}
     assert record.ended is None
     store.write_json(folder / "exit.json", {"returncode": 0})
-    assert store.read_launch(run, "source.two", 2).ended == {"returncode": 0}
+    assert fact_files.read_launch(run, "source.two", 2).ended == {"returncode": 0}
 
 
 # ---------------------------------------------------------------- evidence
@@ -248,3 +248,15 @@ def test_trees_are_read_without_following_links(evidence: Path) -> None:
     assert "link.txt" not in names
     assert "big" in names
     assert list(store.tree_files(evidence / "run.json")) == [evidence / "run.json"]
+
+
+def test_the_file_system_is_that_of_the_mount_which_holds_the_path(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["stat", "--file-system", "--format=%T", "/proc"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert store.file_system(Path("/proc/self")) == done.stdout.strip()
+    assert store.file_system(tmp_path / "not" / "there") == store.file_system(tmp_path)
+    assert store.file_system(tmp_path) not in {"", "unknown"}

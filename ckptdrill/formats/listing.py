@@ -19,6 +19,8 @@ def names(folder: Path) -> tuple[str, ...]:
 
     Raises UserError when there is no such folder or it holds over `MAX_FILES` files.
     """
+    if folder.exists() and not folder.is_dir():
+        raise UserError("neither a file nor a folder", where=str(folder))
     if not folder.is_dir():
         raise UserError("no such file or folder", where=str(folder))
     found: list[str] = []

@@ -12,8 +12,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ckptdrill.errors import ExitCode
 from ckptdrill.gate import approval
-from ckptdrill.gate.conditions import NAMES, Approval, Condition, Inputs, Standing, conditions
-from ckptdrill.gate.inputs import Options, age_s, gather
+from ckptdrill.gate.conditions import (
+    NAMES,
+    Approval,
+    Condition,
+    Inputs,
+    Standing,
+    conditions,
+    of_drill,
+)
+from ckptdrill.gate.inputs import Options, age_s, gather, recorded
+from ckptdrill.packet import GateRow
 
 __all__ = [
     "NAMES",
@@ -27,7 +36,14 @@ __all__ = [
     "conditions",
     "exit_code",
     "gather",
+    "preview",
 ]
+
+
+def preview(root: Path) -> tuple[GateRow, ...]:
+    """How the conditions that the packet at `root` decides by itself stand, for its page."""
+    found = of_drill(recorded(root))
+    return tuple(GateRow(each.name, each.standing, each.found, each.next_move) for each in found)
 
 
 def approve(

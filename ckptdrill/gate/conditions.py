@@ -87,6 +87,13 @@ def conditions(inputs: Inputs) -> tuple[Condition, ...]:
     return tuple(_judged(name, rule, inputs) for name, rule in _RULES.items())
 
 
+def of_drill(inputs: Inputs) -> tuple[Condition, ...]:
+    """The conditions that a packet alone decides. The others need the checkpoint that will be
+    resumed, the environment that will run it, a clock, a person.
+    """
+    return tuple(_judged(name, _RULES[name], inputs) for name in _OF_DRILL)
+
+
 _Found = tuple[Standing, str, str]
 
 
@@ -390,3 +397,11 @@ _RULES: Mapping[str, Callable[[Inputs], _Found]] = {
     "approver": _approver,
 }
 NAMES: Sequence[str] = tuple(_RULES)
+_OF_DRILL = (
+    "source unchanged",
+    "planned path",
+    "data cursor",
+    "random state policy",
+    "loss in tolerance",
+    "durable fallback",
+)

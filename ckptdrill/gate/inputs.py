@@ -66,6 +66,13 @@ def gather(root: Path, options: Options, now_s: float) -> Inputs:
     )
 
 
+def recorded(root: Path) -> Inputs:
+    """What the packet at `root` says by itself."""
+    return Inputs(
+        problems=(), packet=_json(root / "packet.json"), policy=_policy(root / "matrix.yaml")
+    )
+
+
 def _json(path: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(path.read_bytes())

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ckptdrill.judge.inventory import collapsed, saved_at, unread
 from ckptdrill.judge.logical import Logical, combine, is_entry
 from ckptdrill.judge.state import sampled
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.model import Check, Fact, Held, Item
+from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
 _SHOWN = 6
 _PARTS = {Item.WEIGHTS: "weights", Item.BUFFERS: "buffers", Item.MOMENTS: "optimizer"}
@@ -113,7 +115,8 @@ def _overwritten(
         for f in pair.restored.record.of("restored")
         if f.data["part"] == ("optimizer" if part == "optimizer" else "weights")
     ]
-    loaded = combine([replace(f, data={part: f.data["values"]}) for f in _last_per_rank(put)], part)
+    values = [structs.replace(f, data={part: f.data["values"]}) for f in _last_per_rank(put)]
+    loaded = combine(values, part)
     right = [
         n
         for n in wrong
@@ -142,25 +145,44 @@ def _other_step(
 
 
 def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
-    """Ranks that hold different steps: a generation put together from two."""
-    held = {
-        fact.rank: _step_on_rank(wrong, fact, pair, part)
-        for fact in pair.restored.sample("state", pair.restore_step)
+    """Ranks that hold different steps: a generation put together from two.
+
+    A rank that has nothing of what is wrong, as with flat partitions, says nothing.
+    """
+    reference = pair.reference
+    then = {
+        step: {fact.rank: fact.data.get(part, {}) for fact in reference.sample("state", step)}
+        for step in reversed(reference.sampled_steps())
     }
-    if len(set(held.values())) < 2 or None in held.values():
+    ranks = pair.restored.sample("state", pair.restore_step)
+    held = {
+        fact.rank: _step_on_rank(mine, fact.rank, then)
+        for fact in ranks
+        if (mine := _held_of(wrong, fact.data.get(part, {})))
+    }
+    steps = set(held.values())
+    alone = len(held) < len(ranks) and steps != {pair.restore_step}
+    if not steps or None in steps or (len(steps) < 2 and not alone):
         return None
     return ", ".join(f"rank {rank} holds step {step}" for rank, step in sorted(held.items()))
 
 
-def _step_on_rank(wrong: Sequence[str], now: Fact, pair: Pair, part: str) -> int | None:
-    """The newest step at which the source run held on this rank what is there now."""
-    mine = combine([now], part)
-    for step in reversed(pair.reference.sampled_steps()):
-        then = combine(
-            [f for f in pair.reference.sample("state", step) if f.rank == now.rank], part
-        )
-        moving = [n for n in wrong if n in mine and n in then and mine[n].shape]
-        if moving and all(mine[n].digest == then[n].digest for n in moving):
+def _held_of(names: Sequence[str], leaves: JsonValue) -> Mapping[str, JsonValue]:
+    """The parts of these tensors that a rank has; of no elements, or of zeros, the digest is 0."""
+    found = {name: leaves[name] for name in names if name in leaves}
+    return {n: e for n, e in found.items() if is_entry(e) and e[1] and e[4].strip("0")}
+
+
+def _step_on_rank(
+    mine: Mapping[str, JsonValue], rank: int, then: Mapping[int, Mapping[int, JsonValue]]
+) -> int | None:
+    """The newest step at which the source run held on this rank what is there now. `then` has, by
+    step, newest first, and by rank, the leaves of the part.
+    """
+    for step, leaves in then.items():
+        theirs = leaves.get(rank, {})
+        moving = [name for name in mine if name in theirs]
+        if moving and all(mine[name] == theirs[name] for name in moving):
             return step
     return None
 
@@ -182,16 +204,25 @@ def _frozen(name: str, pair: Pair) -> bool:
 
 def _other_leaf(wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair) -> str | None:
     """Another saved leaf was put in its place: the average of the weights, say."""
-    by_digest: dict[str, str] = {}
-    for key, values in saved_at(pair.reference, pair.restore_step).leaves.items():
-        for value in values:
-            if isinstance(value, dict) and is_entry(value.get("entry")):
-                by_digest.setdefault(value["entry"][4], key)
+    by_digest = _saved_leaves(pair.reference, pair.restore_step)
     for name in wrong:
         key = by_digest.get(target[name].digest, "")
         if key:
             return f"{name} equals the saved leaf `{key}`"
     return None
+
+
+def _saved_leaves(run: Trajectory, step: int) -> Mapping[str, str]:
+    """Digest -> the first key under which the save of that step has it."""
+    if ("by digest", step) not in run.derived:
+        by_digest: dict[str, str] = {}
+        for key, values in saved_at(run, step).leaves.items():
+            for value in values:
+                if isinstance(value, dict) and is_entry(value.get("entry")):
+                    by_digest.setdefault(value["entry"][4], key)
+        run.derived["by digest", step] = by_digest
+    found: Mapping[str, str] = run.derived["by digest", step]
+    return found
 
 
 def _scheduler_clauses(pair: Pair) -> Iterable[str]:

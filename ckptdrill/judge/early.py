@@ -7,11 +7,16 @@ None means that there is a run to judge.
 
 from __future__ import annotations
 
-from ckptdrill.judge import ending
+from collections.abc import Mapping
+
+from ckptdrill.judge import ending, surroundings
 from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
+from ckptdrill.judge.trajectory import local_steps_of_save
 from ckptdrill.model import (
     Claim,
+    Item,
+    JsonValue,
     LaunchRecord,
     Reason,
     Verdict,
@@ -37,6 +42,8 @@ def before_the_restore(evidence: Evidence) -> Verdict | None:
     conversion = _conversion(evidence)
     if conversion is not None:
         return conversion
+    if evidence.damage is not None and evidence.damage.get("guard_refused"):
+        return _guard_refused(evidence, evidence.damage)
     if restore is None:
         why = evidence.skipped.get(plan.restore.id, "the restore launch has not run")
         return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
@@ -92,6 +99,22 @@ def _conversion(evidence: Evidence) -> Verdict | None:
     return None
 
 
+def _guard_refused(evidence: Evidence, damage: Mapping[str, JsonValue]) -> Verdict:
+    """The damage was found before the load, and nothing whole was left to restore instead."""
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNSUPPORTED,
+        reason=Reason.REFUSED,
+        explanation=f"{surroundings.told_of(damage)}; no older checkpoint is whole, so nothing was "
+        "started",
+        blame_item=Item.DAMAGE,
+        blame_subject=str(damage.get("file", "the checkpoint")),
+        facts=(f"damages/{damage.get('id')}.json",),
+        next_move="add an earlier step to job.saves, one that the job keeps",
+    )
+
+
 def _undrilled(evidence: Evidence) -> Verdict:
     """Only a document that rules the change out can decide a cell that nobody drills."""
     if not evidence.exclusions:
@@ -141,7 +164,29 @@ def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str]
             f"the source run saved nothing where the matrix says: {lost}",
             "check job.checkpoint and job.saves against what the script writes",
         )
-    return None
+    return _saved_over(evidence, source)
+
+
+def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
+    """Checkpoints of one name, and one was saved after the step under drill, within the window:
+    what is restored is that one, whatever the matrix says.
+    """
+    if evidence.checkpoint_root is None:
+        return None
+    step = evidence.restore_step - evidence.start_step
+    saves = local_steps_of_save(source, evidence.checkpoint_root)
+    later = [save for save in saves if save > step]
+    if step not in saves or not later:
+        return None
+    why = (
+        f"step {evidence.restore_step} is not what a restore finds: the source run saved again at "
+        f"step {evidence.start_step + later[0]}, within the window, and job.checkpoint does not "
+        "name the step"
+    )
+    return why, (
+        f"make job.window {later[0] - step - 1} or shorter, have the script save less often "
+        "(job.args), or name the checkpoint by its {step}"
+    )
 
 
 def _early(evidence: Evidence, reason: Reason, explanation: str, next_move: str) -> Verdict:

@@ -19,6 +19,8 @@ class Evidence:
     `records` maps launch ids to what they left; `skipped` maps step ids that never ran to why;
     `damage` is the record of the damage step. `checkpoint_suffix` is the part of the checkpoint
     template below `{out}`, filled with the restored step (`step-8`); steps are the job's own.
+    `checkpoint_root` is that part where it does not name the step, so that what is restored is the
+    newest that the source saved; None where another step than `restore_step` may be restored.
     `tiers` maps launch ids to what they found of a memory tier.
     `resume_only` are the arguments that only a resumed run is given, without those that name the
     checkpoint.
@@ -33,6 +35,7 @@ class Evidence:
     window: int
     saves: tuple[int, ...]
     checkpoint_suffix: str
+    checkpoint_root: str | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     damage: Mapping[str, JsonValue] | None = None
     resume_only: tuple[str, ...] = ()

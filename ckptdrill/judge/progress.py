@@ -36,12 +36,12 @@ def step(pair: Pair) -> Check:
     refs = pair.reference.refs(steps[:1]) + pair.restored.refs(steps[:1])
     reference, restored = _counters(pair.reference, steps), _counters(pair.restored, steps)
     counting = [name for name in reference if name in restored and _counts(reference[name])]
-    named = [name for name in counting if _STEP_NAME.search(name)] or counting
+    named = _steps_among(counting)
     if not named:
         return Check(
             Item.STEP,
             Held.NOT_OBSERVED,
-            "no step counter was found in the job's own frames",
+            "no step counter was found in the job's own frames, nor in a library's loop",
             facts=refs,
             next_move="keep the step in a local variable or attribute of the loop, "
             "or declare the item out of scope",
@@ -56,6 +56,15 @@ def step(pair: Pair) -> Check:
             facts=refs,
         )
     return _wrong_step(pair, wrong, reference, restored, refs)
+
+
+def _steps_among(counting: Sequence[str]) -> Sequence[str]:
+    """What counts in the job's own code and is named a step; else what a library's loop counts
+    (`library:`); else anything that counts.
+    """
+    own = [name for name in counting if ":" not in name]
+    named = [name for name in own if _STEP_NAME.search(name)]
+    return named or [name for name in counting if name not in own] or own
 
 
 def _wrong_step(

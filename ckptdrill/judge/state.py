@@ -8,9 +8,12 @@ row of the inventory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+
+from msgspec import structs
 
 from ckptdrill.judge.logical import Logical, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
@@ -66,7 +69,7 @@ def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
     known = range(max((len(f.data["groups"]) for f in facts), default=0))
     if not stepping or list(known) == stepping or not set(stepping) <= set(known):
         return facts
-    return tuple(replace(fact, data=_renumbered(fact.data, stepping)) for fact in facts)
+    return tuple(structs.replace(fact, data=_renumbered(fact.data, stepping)) for fact in facts)
 
 
 def _renumbered(data: Mapping[str, JsonValue], stepping: list[int]) -> Mapping[str, JsonValue]:
@@ -94,7 +97,9 @@ def keys(state: Sampled) -> Check:
         problems += _key_problems(source, target)
     if not count:
         return Check(Item.KEYS, Held.NOT_OBSERVED, "no parameter or buffer was found in the job")
-    return _row(Item.KEYS, problems, f"{count} names with equal shape and dtype", state.refs)
+    row = _row(Item.KEYS, problems, f"{count} names with equal shape and dtype", state.refs)
+    dtypes = Counter(each.dtype for each in combine(state.source, "weights").values())
+    return replace(row, numbers={"parameter_dtypes": dict(sorted(dtypes.items()))})
 
 
 def weights(state: Sampled) -> Check:

@@ -173,6 +173,11 @@ def described(record: Mapping[str, JsonValue]) -> str:
     return f"{kind} of {where}"
 
 
+def told_of(record: Mapping[str, JsonValue]) -> str:
+    """What was done, and what a manifest says of it."""
+    return "; ".join(filter(None, (described(record), _manifest(record))))
+
+
 def _lie(record: Mapping[str, JsonValue], pointer: str) -> str:
     said = next((p["after"] for p in record.get("pointers", ()) if p["path"] == pointer), None)
     words: Mapping[JsonValue, str] = {

@@ -6,9 +6,8 @@ its slowest rank. What the facts cannot tell apart is said to be merged, never s
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
 
@@ -28,22 +27,14 @@ def phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
     (they are the drill's, no job pays them), `initialize` the rest from the start of the process to
     its first batch. `merged` are the phases that one call does together; all of them are in `read`.
     """
-    ranks = [found for facts in _by_rank(record).values() if (found := _of_rank(facts))]
+    ranks = [found for facts in record.by_rank.values() if (found := _of_rank(facts))]
     if not ranks:
         return {}
     slowest = max(ranks, key=lambda found: sum(found.values()))
     return {**slowest, "merged": _merged(record.of("load_end"))}
 
 
-def _by_rank(record: LaunchRecord) -> dict[int, list[Fact]]:
-    """The facts of each rank in file order, in one pass: there may be a thousand ranks."""
-    found: dict[int, list[Fact]] = {}
-    for fact in record.facts:
-        found.setdefault(fact.rank, []).append(fact)
-    return found
-
-
-def _of_rank(facts: list[Fact]) -> dict[str, float]:
+def _of_rank(facts: Sequence[Fact]) -> dict[str, float]:
     started, batch = (next((f for f in facts if f.kind == k), None) for k in ("started", "batch"))
     if started is None or batch is None:
         return {}
@@ -75,20 +66,30 @@ def step_s(record: LaunchRecord | None) -> float | None:
     """
     if record is None:
         return None
+    if "step_s" not in record.derived:
+        record.derived["step_s"] = _step_s(record)
+    median: float | None = record.derived["step_s"]
+    return median
+
+
+def _step_s(record: LaunchRecord) -> float | None:
     medians = [
         statistics.median(found)
-        for facts in _by_rank(record).values()
+        for facts in record.by_rank.values()
         if (found := list(_plain_steps(facts)))
     ]
     return round(max(medians), 6) if medians else None
 
 
-def _plain_steps(facts: list[Fact]) -> Iterator[float]:
-    at = [n for n, fact in enumerate(facts) if fact.kind == "stepped"]
-    for one, two in itertools.pairwise(at):
-        between = {fact.kind for fact in facts[one:two]}
-        if facts[two].step == facts[one].step + 1 and between <= _PLAIN_LOOP:
-            yield facts[two].t - facts[one].t
+def _plain_steps(facts: Iterable[Fact]) -> Iterator[float]:
+    last: Fact | None = None
+    for fact in facts:
+        if fact.kind == "stepped":
+            if last is not None and fact.step == last.step + 1:
+                yield fact.t - last.t
+            last = fact
+        elif fact.kind not in _PLAIN_LOOP:
+            last = None
 
 
 def save(record: LaunchRecord, step: int | None, start_step: int) -> Mapping[str, JsonValue]:

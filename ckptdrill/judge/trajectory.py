@@ -9,6 +9,8 @@ step
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
+
+_RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +50,8 @@ class Trajectory:
     @cached_property
     def last_step(self) -> int:
         """The last step that every rank completed: every fact says how far its rank had come."""
-        reached: dict[int, int] = {}
-        for fact in self.record.facts:
-            if fact.step >= reached.get(fact.rank, 0):
-                reached[fact.rank] = fact.step
-        return self.offset + min(reached.values(), default=0)
+        ranks = self.record.by_rank.values()
+        return self.offset + min((max(map(_STEP, facts)) for facts in ranks), default=0)
 
     def lost(self, facts: Mapping[int, tuple[Fact, ...]], steps: Iterable[int]) -> str | None:
         """The first rank that left nothing in `facts` for one of `steps`, in words."""
@@ -178,13 +179,20 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
     """
     if not checkpoint_suffix:
         return None
-    needle = "/" + checkpoint_suffix.strip("/")
-    steps = [
+    return max(local_steps_of_save(record, checkpoint_suffix), default=None)
+
+
+def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...]:
+    """The steps at which that path or one below it was saved, in order; "" is below every path."""
+    needle = "/" + checkpoint.strip("/")
+    steps = {
         f.step
         for f in record.of("save_begin")
-        if f.data.get("path", "").endswith(needle) or needle + "/" in f.data.get("path", "")
-    ]
-    return max(steps, default=None)
+        if not checkpoint
+        or f.data.get("path", "").endswith(needle)
+        or needle + "/" in f.data.get("path", "")
+    }
+    return tuple(sorted(steps))
 
 
 class _Record:
@@ -212,10 +220,8 @@ def _laid_out(key: _Record, offset: int) -> Trajectory:
 
 
 def _by_step(facts: Iterable[Fact], offset: int) -> Mapping[int, tuple[Fact, ...]]:
-    found: dict[int, list[Fact]] = {}
-    for fact in facts:
-        found.setdefault(fact.step + offset, []).append(fact)
-    return {step: tuple(sorted(group, key=lambda f: f.rank)) for step, group in found.items()}
+    ordered = sorted(sorted(facts, key=_RANK), key=_STEP)
+    return {step + offset: tuple(found) for step, found in itertools.groupby(ordered, _STEP)}
 
 
 def _moment(fact: Fact) -> str | None:

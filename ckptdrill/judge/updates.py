@@ -13,15 +13,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from heapq import nsmallest
 
 from ckptdrill.columns import Layout, Part
 from ckptdrill.judge.logical import Same, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.model import Check, Held, Item
+from ckptdrill.model import Check, Held, Item, JsonValue
 
 # Updates are small beside the weights they are read from: one float32 ulp of the weights is already
 # this large a part of a typical update.
 FLOOR = 1e-3
+_SHOWN = 5  # parameters that are named beside the numbers of all together
 
 Vectors = Mapping[str, Sequence[float]]
 
@@ -78,12 +80,13 @@ def _compared(
 ) -> Check:
     """The row for two updates of the same parameters, without its facts."""
     distance = relative_distance(wanted, found)
-    numbers = {
+    numbers: dict[str, JsonValue] = {
         "step": step,
         "cosine": cosine(wanted, found),
         "norm_ratio": norm_ratio(wanted, found),
         "distance": distance,
         "band": band,
+        "furthest": _furthest(wanted, found),
     }
     shown = (
         f"cosine {numbers['cosine']:.6f}, norm ratio {numbers['norm_ratio']:.6f}; "
@@ -94,9 +97,17 @@ def _compared(
     if unmeasured:
         what = f"{shown}, but how far it may differ is not known: {unmeasured}"
         return Check(Item.UPDATES, Held.NOT_OBSERVED, what, numbers=numbers)
-    worst = sorted(wanted, key=lambda n: -_gap(wanted[n], found.get(n, ())))
     what = f"the first update differs: {shown}"
-    return Check(Item.UPDATES, Held.BROKEN, what, tuple(worst[:5]), numbers=numbers)
+    return Check(Item.UPDATES, Held.BROKEN, what, tuple(numbers["furthest"]), numbers=numbers)
+
+
+def _furthest(wanted: Vectors, found: Vectors) -> dict[str, list[float]]:
+    """[cosine, norm ratio] of the parameters whose update is furthest from the reference's, by the
+    size of the difference.
+    """
+    names = nsmallest(_SHOWN, wanted, key=lambda n: (-_gap(wanted[n], found.get(n, ())), n))
+    pairs = [({n: wanted[n]}, {n: found.get(n, ())}) for n in names]
+    return {n: [cosine(*p), norm_ratio(*p)] for n, p in zip(names, pairs, strict=True)}
 
 
 def update(run: Trajectory, step: int) -> Vectors:

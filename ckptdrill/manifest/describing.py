@@ -64,7 +64,7 @@ def describe(
     """
     checkpoint = existing(checkpoint)
     found = _described(checkpoint, staged=status is Status.IN_PROGRESS)
-    form, listed = formats.recognise(checkpoint), _tensors(checkpoint)
+    form, listed = formats.recognise(checkpoint), tensors_of(checkpoint)
     _refuse_gaps(checkpoint, found, listed or {})
     hashed = _hashed(checkpoint, found, workers)
     _refuse_changed(checkpoint, found)
@@ -79,8 +79,8 @@ def describe(
         status=status,
         format=form,
         commit_marker=None if marker is None else _marker(marker, hashed[marker]),
-        state_keys_sha256=None if listed is None else _sha256(sorted(listed)),
-        shapes_sha256=None if listed is None else _sha256(_shape_lines(listed)),
+        state_keys_sha256=None if listed is None else keys_digest(listed),
+        shapes_sha256=None if listed is None else shapes_digest(listed),
         files=files,
         links=tuple(LinkRecord(path=p, target=t) for p, t in sorted(found.links.items())),
     )
@@ -235,7 +235,23 @@ def _marker(path: str, hashed: Digest) -> CommitMarker:
     return CommitMarker(file=path, sha256=hashed.sha256, modified_time_utc=time)
 
 
-def _tensors(checkpoint: Path) -> Mapping[str, TensorMeta] | None:
+def keys_digest(listed: Mapping[str, TensorMeta]) -> str:
+    """What `state_keys_sha256` records of tensors by key."""
+    return _sha256(sorted(listed))
+
+
+def shapes_digest(listed: Mapping[str, TensorMeta]) -> str:
+    """What `shapes_sha256` records of tensors by key."""
+    return _sha256(_shape_lines(listed))
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The step that Hugging Face's Trainer wrote beside its tensors."""
+    step = _trainer_state(checkpoint / "trainer_state.json").get("global_step")
+    return step if type(step) is int and step >= 0 else None
+
+
+def tensors_of(checkpoint: Path) -> Mapping[str, TensorMeta] | None:
     """The tensors by key, None where they cannot be read without executing something."""
     try:
         return formats.tensors(checkpoint)

@@ -163,9 +163,18 @@ def _expected(staged: Path) -> Manifest | None:
 
 
 def _merged(expected: Manifest | None, facts: Facts | None) -> Facts:
-    """The facts of the writer, and over them those that were given now."""
+    """The facts of the writer, and over them those that were given now.
+
+    Raises UserError when the two name different steps.
+    """
     merged = {} if expected is None else {n: getattr(expected, n) for n in Facts.model_fields}
     given = facts or Facts()
+    recorded, named = merged.get("completed_step"), given.completed_step
+    if recorded is not None and named not in (None, recorded):
+        raise UserError(
+            f"step {named} was given, but the writer recorded step {recorded}",
+            hint="leave the step out, or look whether this is the checkpoint that you mean",
+        )
     return Facts(**merged | {name: getattr(given, name) for name in given.model_fields_set})
 
 

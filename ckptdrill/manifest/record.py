@@ -249,6 +249,7 @@ class ProblemKind(StrEnum):
     NOT_A_FILE = "not-a-file"
     LINK_DIFFERS = "link-differs"
     PATH_ESCAPES = "path-escapes"
+    STATE_DIFFERS = "state-differs"
 
 
 MEANING = {
@@ -274,6 +275,8 @@ MEANING = {
     "not opened",
     ProblemKind.LINK_DIFFERS: "a recorded symbolic link has another text, or is none any more",
     ProblemKind.PATH_ESCAPES: "a path or link leads out of the checkpoint; not opened",
+    ProblemKind.STATE_DIFFERS: "the files are as recorded, but not the step, format, tensor keys "
+    "or shapes that are recorded of them: the record was edited",
 }
 
 

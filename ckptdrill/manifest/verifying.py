@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptdrill.manifest import sidecar
+from ckptdrill import formats
+from ckptdrill.manifest import describing, sidecar
 from ckptdrill.manifest.describing import existing
 from ckptdrill.manifest.files import (
     Listing,
@@ -116,6 +117,8 @@ def audit(
     problems += _of_content(readable, results)
     if manifest.commit_marker is not None:
         problems += _of_marker(manifest.commit_marker, found, results, times_kept=times_kept)
+    if not problems:
+        problems += _of_state(checkpoint, manifest)
     unread = {path: record.size_bytes for path, record in readable.items() if path not in chosen}
     return Audit(tuple(sorted(problems, key=_rank)), chosen, unread)
 
@@ -181,6 +184,30 @@ def _of_link(path: str, target: str, found: Listing) -> Iterator[Problem]:
         yield Problem(ProblemKind.PATH_ESCAPES, path, "the link leads out; it was not followed")
     elif found.links.get(path) != target:
         yield Problem(ProblemKind.LINK_DIFFERS, path, f"it should be a link to {target}")
+
+
+def _of_state(checkpoint: Path, manifest: Manifest) -> Iterator[Problem]:
+    """Where the files are those of the record, and what it says of them is not so.
+
+    A format is compared only where no digest says more: its name may change with the reader.
+    """
+    step = describing.step_of(checkpoint)
+    if None not in (step, manifest.completed_step) and step != manifest.completed_step:
+        what = f"recorded step {manifest.completed_step}, trainer_state.json says {step}"
+        yield Problem(ProblemKind.STATE_DIFFERS, "", what)
+    recorded = (manifest.state_keys_sha256, manifest.shapes_sha256)
+    listed = None if recorded == (None, None) else describing.tensors_of(checkpoint)
+    if listed is not None:
+        found = (describing.keys_digest(listed), describing.shapes_digest(listed))
+        for name, before, now in zip(("keys", "shapes"), recorded, found, strict=True):
+            if before not in (None, now):
+                what = f"recorded {name} of tensors {before}, found {now}"
+                yield Problem(ProblemKind.STATE_DIFFERS, "", what)
+    elif manifest.format is not None:
+        form = formats.recognise(checkpoint)
+        if form not in (None, manifest.format):
+            what = f"recorded format {manifest.format}, found {form}"
+            yield Problem(ProblemKind.STATE_DIFFERS, "", what)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.machinery
 import os
+import re
 import runpy
 import sys
 import types
@@ -70,6 +71,33 @@ def loop_counters(frame: Any, limit: int = 48) -> dict[str, int]:
     return dict(list(found.items())[:limit])
 
 
+def library_counters(frame: Any) -> dict[str, int]:
+    """The same for a loop that is a library's, which keeps its step in `self` or in `self.state`.
+
+    Only what is named as libraries name the steps of a whole training: their other numbers are too
+    many, and a position within the epoch is no step. Returns
+    `{"transformers:Trainer.state.global_step": 5}`.
+    """
+    found: dict[str, int] = {}
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _NO_LOOP and not _is_users(frame.f_code.co_filename):
+            with _variables(frame) as variables:
+                held = getattr(variables.get("self"), "__dict__", {})
+                kind = type(variables.get("self")).__name__
+            for label, fields in ((kind, held), (f"{kind}.state", _plain_fields(held, "state"))):
+                for key, value in fields.items():
+                    if type(value) is int and _STEP_OF_A_TRAINING.fullmatch(key):
+                        found.setdefault(f"{package}:{label}.{key}", value)
+        frame = frame.f_back
+    return found
+
+
+def _plain_fields(held: dict[str, Any], name: str) -> dict[str, Any]:
+    fields = getattr(held.get(name), "__dict__", {})
+    return fields if type(fields) is dict else {}
+
+
 def generators(frame: Any, is_generator: Callable[[Any], bool]) -> dict[str, Any]:
     """Generator objects held in the user's frames, or one attribute below, by their names."""
     found: dict[str, Any] = {}
@@ -111,6 +139,11 @@ def _variables(frame: Any) -> Iterator[dict[str, Any]]:
 
 
 _FRAMES_UP = 16
+# transformers, Lightning, fairseq, Accelerate's examples; torch itself has no loop.
+_STEP_OF_A_TRAINING = re.compile(
+    r"_?(global_?steps?|completed_?steps?|num_updates|batches_that_stepped|iteration)"
+)
+_NO_LOOP = frozenset({"torch", "ckptdrill_observer", "ckptdrill", "runpy", "importlib"})
 _OPTIMIZED = 0x1  # the code flag of functions: their f_locals is a copy, never the real namespace
 _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep

@@ -142,7 +142,10 @@ class Watch:
             lr=state.learning_rates(optimizer) if rates is None else rates,
             losses=[float(loss) for loss in self._losses],
             micro_batches=self._micro_batches,
-            counters=program.loop_counters(sys._getframe()),
+            counters={
+                **program.loop_counters(sys._getframe()),
+                **program.library_counters(sys._getframe()),
+            },
             **({"skipped": True} if skipped else {}),
         )
         self._losses.clear()

@@ -8,7 +8,8 @@ everything else; until then the folder fails verification, as it should.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -21,34 +22,49 @@ from ckptdrill.packet import (
     html,
     junit,
     machine,
+    manifests,
     markdown,
     metrics,
 )
-from ckptdrill.packet.view import BOUND, PacketView, StoredCell, build
+from ckptdrill.packet.view import BOUND, GateRow, PacketView, StoredCell, build
 from ckptdrill.store import RunFolder
 
 # What the attestation names beside the list of checksums; every other file is in that list.
 _ATTESTED = ("matrix.yaml", "packet.json", store.SOURCE_MANIFEST_NAME, store.MANIFEST_NAME)
 
 
-def write(run: RunFolder, key: Ed25519PrivateKey | None = None) -> None:
+def write(
+    run: RunFolder,
+    key: Ed25519PrivateKey | None = None,
+    gate: Callable[[Path], Sequence[GateRow]] = lambda _: (),
+) -> None:
     """Derive every file for people and for tools from the stored ones, then the checksums, then
-    the attestation over those, signed when there is a `key`.
+    the attestation over those, signed when there is a `key`. `gate` says of a folder that has its
+    packet.json how the conditions stand that this decides; the page shows them.
 
     Raises UserError when run.json cannot be read or the folder cannot be written.
     """
     view = read(run)
     store.write_atomic(run.root / "packet.json", machine.render(view))
     store.write_atomic(run.root / "packet.md", markdown.render(view))
-    store.write_atomic(run.root / "index.html", html.render(view))
+    store.write_atomic(run.root / "index.html", html.render(view, gate=gate(run.root)))
     store.write_atomic(run.root / "junit.xml", junit.render(view))
     store.write_atomic(run.root / "metrics.prom", metrics.render(view))
     store.write_atomic(run.root / store.COMPATIBILITY_NAME, compatibility.render(view))
-    store.write_manifest(run.root)
+    _write_list(run)
     there = [run.root / name for name in _ATTESTED if (run.root / name).is_file()]
     digests = {path.name: store.sha256_of(path) for path in there}
     store.write_atomic(run.root / store.ATTESTATION_NAME, attestation.render(view, digests, key))
     store.write_seal(run.root)
+
+
+def _write_list(run: RunFolder) -> None:
+    """The list of checksums. A page that shows the approval of another list is not left behind."""
+    path = run.root / store.MANIFEST_NAME
+    before = path.read_bytes() if path.is_file() else b""
+    store.write_manifest(run.root)
+    if path.read_bytes() != before:
+        (run.root / store.APPROVED_PAGE_NAME).unlink(missing_ok=True)
 
 
 def read(run: RunFolder) -> PacketView:
@@ -63,7 +79,10 @@ def read(run: RunFolder) -> PacketView:
     names = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     launches = _read_launches(run)
     cells = [_read_cell(run, name, launches) for name in names]
-    return build(about, cells, _read_optional(run, run.sources.name, []))
+    sources, given = (
+        _read_optional(run, name, []) for name in (run.sources.name, store.SOURCE_MANIFEST_NAME)
+    )
+    return build(about, cells, sources, given)
 
 
 def _read_cell(run: RunFolder, cell_id: str, launches: Mapping[str, JsonValue]) -> StoredCell:
@@ -82,17 +101,31 @@ def _read_cell(run: RunFolder, cell_id: str, launches: Mapping[str, JsonValue]) 
 
 
 def _read_launches(run: RunFolder) -> dict[str, JsonValue]:
-    """launch.json of every launch that began, with what exit.json says of its read-only binds;
-    cells share launches, so each is read once.
+    """launch.json of every launch that began, with what exit.json says of its read-only binds, and
+    the manifests of what it saved; cells share launches, so each is read once.
     """
     found: dict[str, JsonValue] = {}
     for path in sorted(run.root.glob("launches/*/launch.json")):
         with contextlib.suppress(UserError, OSError, RecursionError):
             launch = store.read_json(path)
             ended = _read_optional(run, f"launches/{path.parent.name}/exit.json", [])
-            bound = {key: ended.get(key) for key in BOUND} if isinstance(ended, dict) else {}
-            found[path.parent.name] = {**launch, **bound} if isinstance(launch, dict) else launch
+            told = {key: ended.get(key) for key in BOUND} if isinstance(ended, dict) else {}
+            told[manifests.KEY] = _read_manifests(run, path.parent.name)
+            found[path.parent.name] = {**launch, **told} if isinstance(launch, dict) else launch
     return found
+
+
+def _read_manifests(run: RunFolder, launch_id: str) -> list[JsonValue]:
+    """What manifests.json of a launch lists, each entry with the manifest that it names."""
+    folder = f"launches/{launch_id}"
+    listed = _read_optional(run, f"{folder}/{store.LAUNCH_MANIFESTS_NAME}", [])
+    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    for each in entries:
+        with contextlib.suppress(UserError):
+            name = store.safe_name(str(each.get("file")))
+            each["path"] = f"{folder}/{name}"
+            each["record"] = _read_optional(run, each["path"], [])
+    return entries
 
 
 def _read_damage(run: RunFolder, plan: JsonValue, problems: list[str]) -> JsonValue:

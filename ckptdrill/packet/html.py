@@ -5,8 +5,9 @@ page asks nobody for anything: a content policy allows its one style sheet and i
 named by their hash, and no connection at all.
 
 Up to `INLINE_CELLS` cells the page is complete without its script, which then only filters and
-opens. Above that the same fragments are packed (JSON, gzip, base64) and the script unpacks one when
-its cell is opened or the page is printed: a thousand cells would otherwise be some 15 MB.
+opens. In a longer one that holds for the `WORST_CELLS` first ones; what is behind the others is
+packed (JSON, gzip, base64), and the script unpacks it when a cell is opened or the page is printed:
+a thousand cells would otherwise be some 15 MB.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,10 +25,11 @@ from markupsafe import Markup
 
 from ckptdrill.claims import Agreement
 from ckptdrill.model import Held, VerdictWord
-from ckptdrill.packet import documented, plots, text
-from ckptdrill.packet.view import CellView, PacketView
+from ckptdrill.packet import cost, documented, plots, text
+from ckptdrill.packet.view import ApprovalView, CellView, CheckView, GateRow, PacketView
 
 INLINE_CELLS = 100
+WORST_CELLS = 25
 _TEMPLATES = Path(__file__).with_name("templates")
 _KINDS = ("diverged", "unsupported", "unproven", "pass")
 _MARKS = {
@@ -41,6 +44,7 @@ _AGREEMENT_MARKS = {
     Agreement.BEYOND: "unproven",
     Agreement.CONFIRMED: "pass",
 }
+_STANDING_MARKS = {"held": "pass", "not held": "unsupported"}
 _MEANINGS = {
     "pass": "the drill ran, and what it claims held, with evidence",
     "unproven": "no executed test, or the evidence is incomplete: blocks a migration",
@@ -49,11 +53,16 @@ _MEANINGS = {
 }
 
 
-def render(view: PacketView) -> str:
-    """The text of index.html, ending with a line feed."""
+def render(
+    view: PacketView, approval: ApprovalView | None = None, gate: Sequence[GateRow] = ()
+) -> str:
+    """The text of index.html, ending with a line feed; with an approval, that of approved.html.
+
+    `gate` are the conditions that the packet decides by itself.
+    """
     environment = _environment()
     fragment = environment.get_template("cell.html.j2")
-    packed = len(view.cells) > INLINE_CELLS
+    inline = WORST_CELLS if len(view.cells) > INLINE_CELLS else len(view.cells)
     bodies = [
         Markup(  # noqa: S704 - autoescaped
             fragment.render(cell=cell, stack=view.run.stack, plots=plots.of_cell(cell))
@@ -63,8 +72,11 @@ def render(view: PacketView) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     return environment.get_template("page.html.j2").render(
         view=view,
-        bodies=None if packed else bodies,
-        packed=_pack(bodies) if packed else "",
+        approval=approval,
+        gate=gate,
+        ledger=cost.of_packet(view),
+        bodies=bodies[:inline],
+        packed=_pack(bodies[inline:]) if inline < len(bodies) else "",
         words=tuple(VerdictWord),
         style=style,
         script=script,
@@ -92,8 +104,10 @@ def _environment() -> jinja2.Environment:
         "kind": _kind,
         "marks": _MARKS,
         "agreement_mark": _agreement_mark,
+        "untold": _untold,
         "stack_unnamed": documented.UNNAMED,
         "meanings": _MEANINGS,
+        "standing_mark": lambda standing: _STANDING_MARKS.get(standing, "unproven"),
         "plot_width": plots.WIDTH,
         "plot_height": plots.HEIGHT,
     }
@@ -103,6 +117,13 @@ def _environment() -> jinja2.Environment:
 def _kind(cell: CellView) -> str:
     """The style class, shape and filter of a cell."""
     return _KINDS[cell.severity]
+
+
+def _untold(check: CheckView) -> tuple[list[str], list[str]]:
+    """Subjects and details of a row without what its name, summary or a detail says already."""
+    details = [detail for detail in check.details if detail != check.summary]
+    told = "\n".join((check.item, check.summary, *details))
+    return [subject for subject in check.subjects if subject not in told], details
 
 
 def _agreement_mark(agreement: Agreement) -> str:

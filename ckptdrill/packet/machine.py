@@ -104,6 +104,7 @@ def _cell(view: CellView) -> dict[str, JsonValue]:
         "not_judged": list(view.not_judged),
         "facts": _refs(view.facts),
         "launches": to_json(view.launches),
+        "manifests": to_json(view.manifests),
         "damage": to_json(view.damage),
         "restore": _restore(view),
         "replay": view.replay,

@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ckptdrill.ledger import PHASES
 from ckptdrill.model import Item, JsonValue
 from ckptdrill.packet import text
-from ckptdrill.packet.view import PHASES, CellView, Phases
+from ckptdrill.packet.view import CellView, Phases
 
 WIDTH = 340
 HEIGHT = 150
@@ -21,7 +22,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 8, 8, 22
 _MOST_POINTS = 200
 _MOST_GROUPS = 4
 _MOST_STEPS = 240
-_MOST_UPDATES = 8
 
 Series = list[float | None]
 
@@ -97,7 +97,7 @@ class PhaseBar:
 
 @dataclass(frozen=True)
 class UpdateRow:
-    """How one parameter's first update compares with the reference's."""
+    """How one update compares with the reference's."""
 
     name: str
     cosine: str
@@ -106,10 +106,11 @@ class UpdateRow:
 
 @dataclass(frozen=True)
 class Updates:
-    """The updates furthest from the reference, and how many there are."""
+    """The first update, of all parameters together and of those furthest from the reference."""
 
+    whole: UpdateRow
     rows: tuple[UpdateRow, ...]
-    total: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -369,33 +370,25 @@ def _at(numbers: Mapping[str, JsonValue], key: str, index: int) -> float:
 
 
 def _updates(numbers: Mapping[str, JsonValue]) -> Updates | None:
-    cosine, ratio = (_by_name(numbers.get(key)) for key in ("cosine", "norm_ratio"))
-    names = sorted(cosine | ratio, key=lambda name: _update_order(name, cosine, ratio))
-    if not names:
+    cosine, ratio = numbers.get("cosine"), numbers.get("norm_ratio")
+    if not text.is_number(cosine) and not text.is_number(ratio):
         return None
+    furthest = numbers.get("furthest")
     rows = tuple(
-        UpdateRow(name, _fixed(cosine.get(name)), _fixed(ratio.get(name)))
-        for name in names[:_MOST_UPDATES]
+        UpdateRow(str(name), _fixed(pair[0]), _fixed(pair[1]))
+        for name, pair in (furthest.items() if isinstance(furthest, Mapping) else ())
+        if isinstance(pair, list) and len(pair) == 2
     )
-    return Updates(rows, len(names))
+    notes = [f"step {text.number(numbers['step'])}"] if text.is_number(numbers.get("step")) else []
+    if text.is_number(numbers.get("distance")) and text.is_number(numbers.get("band")):
+        far, band = text.number(numbers["distance"]), text.number(numbers["band"])
+        notes.append(f"relative distance {far}, band {band}")
+    return Updates(UpdateRow("all parameters", _fixed(cosine), _fixed(ratio)), rows, tuple(notes))
 
 
-def _fixed(value: float | None) -> str:
+def _fixed(value: JsonValue) -> str:
     """Five places: a cosine of 0.99996 must not read as 1."""
-    return "–" if value is None else f"{value:.5f}"
-
-
-def _update_order(
-    name: str, cosine: Mapping[str, float], ratio: Mapping[str, float]
-) -> tuple[float, str]:
-    """The largest departure from cosine 1 and norm ratio 1 first."""
-    return -max(abs(1 - cosine.get(name, 1.0)), abs(1 - ratio.get(name, 1.0))), name
-
-
-def _by_name(value: JsonValue) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        return {}
-    return {str(name): float(item) for name, item in value.items() if text.is_number(item)}
+    return f"{value:.5f}" if text.is_number(value) else "–"
 
 
 def _phase_bar(phases: Phases) -> PhaseBar:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ckptdrill.claims import Stack
 from ckptdrill.errors import EXIT_CODE_MEANING, ExitCode, worst
 from ckptdrill.isolate import guard_in_words
+from ckptdrill.ledger import PHASES
 from ckptdrill.model import (
     Cell,
     Check,
@@ -32,12 +33,12 @@ from ckptdrill.model import (
     VerdictWord,
     from_json,
 )
-from ckptdrill.packet import documented, text
+from ckptdrill.packet import documented, manifests, text
 from ckptdrill.packet.documented import ClaimView
+from ckptdrill.packet.manifests import ManifestView
 
 # A conversion is a phase of the cells that have one, and not missing in the others.
 CONVERSION = "conversion"
-PHASES = ("read", "deserialize", "reshard", "initialize", "validate")
 _RECORDED = ("versions", "environments", "node", "source_unchanged")
 _ENVIRONMENT_COLUMNS = ("python", "torch", "cuda")
 # What exit.json says of a launch's read-only view of the sources.
@@ -56,7 +57,7 @@ class StoredCell:
     """The files of one cell as JSON values; None where a file is missing or could not be read.
 
     `launches` maps the id of each launch of the run that began to its launch.json, with the keys
-    BOUND of its exit.json.
+    BOUND of its exit.json and, under manifests.KEY, what its manifests.json lists.
     """
 
     id: str
@@ -192,6 +193,7 @@ class CellView:
     cell: Cell | None = field(repr=False, default=None)
     documented: tuple[ClaimView, ...] = ()
     points: tuple[PointView, ...] = ()
+    manifests: tuple[ManifestView, ...] = ()
     numbers: Mapping[str, JsonValue] = field(repr=False, default_factory=dict)
 
     @property
@@ -200,6 +202,19 @@ class CellView:
         if self.word is VerdictWord.UNSUPPORTED:
             return 0 if self.reason is Reason.DIVERGED else 1
         return 2 if self.word is VerdictWord.UNPROVEN else 3
+
+    @property
+    def variant(self) -> str:
+        """`kind bit-flip`: the parameters that tell cells of one address apart."""
+        return ", ".join(f"{name} {value}" for name, value in self.parameters)
+
+    @property
+    def precision(self) -> str:
+        """`float32`: the element types of the parameters; empty where none was seen."""
+        rows = [check.numbers for check in self.checks if check.item is Item.KEYS]
+        dtypes = rows[0].get("parameter_dtypes") if rows else None
+        found = dtypes if isinstance(dtypes, Mapping) else {}
+        return ", ".join(str(dtype).removeprefix("torch.") for dtype in found)
 
     @property
     def route(self) -> str:
@@ -214,10 +229,11 @@ class CellView:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One source and target; a tuple of cells for every drill of the grid."""
+    """One source and target; a tuple of cells for every drill of the grid. Ranks: `4 → 2`."""
 
     source: str
     target: str
+    ranks: str
     cells: tuple[tuple[CellView, ...], ...]
 
 
@@ -254,7 +270,11 @@ class SourceView:
 
 @dataclass(frozen=True)
 class RunView:
-    """The run itself: where, with what, and whether its source stayed as it was."""
+    """The run itself: where, with what, and whether its source stayed as it was.
+
+    `rests_on` is the code that ran, `drilled_with` what all cells have in common: framework,
+    precision, storage.
+    """
 
     matrix: str
     status: str
@@ -262,7 +282,8 @@ class RunView:
     ended_utc: str
     wall_s: float | None
     command: str
-    git_head: str
+    rests_on: tuple[tuple[str, str], ...]
+    drilled_with: tuple[tuple[str, str], ...]
     source_unchanged: bool | None
     source_changes: tuple[str, ...]
     launcher: str
@@ -274,6 +295,30 @@ class RunView:
     missing: tuple[str, ...]
     raw: Mapping[str, JsonValue] = field(repr=False)
     stack: Stack | None = None
+
+
+@dataclass(frozen=True)
+class GateRow:
+    """How a condition of the gate stands (held, not held, not known), and what to do about it."""
+
+    name: str
+    standing: str
+    found: str
+    next_move: str
+
+
+@dataclass(frozen=True)
+class ApprovalView:
+    """Who approved the packet, when (UTC) and with which key; every condition and what was found.
+
+    `packet_sha256` is the digest of the list of checksums, which the approval speaks of.
+    """
+
+    approver: str
+    approved_utc: str
+    key: str
+    packet_sha256: str
+    conditions: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -306,13 +351,16 @@ class PacketView:
 
 
 def build(
-    run_json: Mapping[str, JsonValue], cells: Iterable[StoredCell], sources: JsonValue = None
+    run_json: Mapping[str, JsonValue],
+    cells: Iterable[StoredCell],
+    sources: JsonValue = None,
+    given: JsonValue = None,
 ) -> PacketView:
-    """The view of a run from run.json, its stored cells and sources.json; equal input gives an
-    equal view.
+    """The view of a run from run.json, its stored cells, sources.json, and the manifest of the
+    checkpoint that the run was given; equal input gives an equal view.
     """
     stack = documented.stack_of(run_json.get("stack"))
-    views = [_cell(stored, stack) for stored in cells]
+    views = [_cell(stored, stack, given) for stored in cells]
     views.sort(key=lambda view: (view.severity, view.expected, view.id))
     run = _run(run_json, views, sources)
     code = _exit_code(run, views)
@@ -378,10 +426,21 @@ def _grid(cells: Sequence[CellView]) -> Grid:
     return Grid(
         drills,
         tuple(
-            GridRow(source, target, tuple(tuple(found.get(drill, ())) for drill in drills))
+            GridRow(
+                source,
+                target,
+                _ranks(next(iter(found.values()))[0]),
+                tuple(tuple(found.get(drill, ())) for drill in drills),
+            )
             for (source, target), found in rows.items()
         ),
     )
+
+
+def _ranks(view: CellView) -> str:
+    if view.cell is None:
+        return "–"
+    return f"{view.cell.source.world_size} → {view.cell.target.world_size}"
 
 
 def _drill_order(drill: str) -> tuple[bool, str]:
@@ -398,7 +457,7 @@ def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView], sources: Jso
     launcher, guard = _launcher(about), _guard(about, cells)
     unwritten = [name for name, found in (("launcher", launcher), ("guard", guard)) if not found]
     unchanged = about.get("source_unchanged")
-    columns, rows = _environments(about.get("environments"))
+    columns, rows = _environments(about.get("environments"), about.get("installed"))
     argv = about.get("argv")
     return RunView(
         matrix=_text_of(about.get("matrix")) or "(unnamed matrix)",
@@ -409,7 +468,8 @@ def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView], sources: Jso
         if text.is_number(about.get("took_s"))
         else text.between_s(started, ended),
         command=shlex.join(map(str, argv)) if isinstance(argv, list) else "",
-        git_head=_text_of(about.get("git_head")),
+        rests_on=tuple(_rests_on(about)),
+        drilled_with=tuple(_drilled_with(about, cells)),
         source_unchanged=unchanged if isinstance(unchanged, bool) else None,
         source_changes=_texts(about.get("source_changes")),
         launcher=launcher,
@@ -422,6 +482,37 @@ def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView], sources: Jso
         raw=about,
         stack=documented.stack_of(about.get("stack")),
     )
+
+
+def _rests_on(about: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    """The training code and its image, by digest, as far as they are recorded."""
+    program = _text_of(about.get("program")).rpartition("/")[2]
+    for name, value in (
+        ("training script", program),
+        ("its sha256", _text_of(about.get("program_sha256"))),
+        ("code version", _text_of(about.get("git_head"))),
+        ("image", _text_of(about.get("image_digest")) or "not recorded"),
+    ):
+        if value:
+            yield name, value
+
+
+def _drilled_with(
+    about: Mapping[str, JsonValue], cells: Sequence[CellView]
+) -> Iterator[tuple[str, str]]:
+    stack = documented.stack_of(about.get("stack"))
+    environments = about.get("environments")
+    versions = environments.values() if isinstance(environments, Mapping) else ()
+    torch = {_text_of(each.get("torch")) for each in versions if isinstance(each, Mapping)}
+    node = about.get("node")
+    storage = node.get("storage") if isinstance(node, Mapping) else None
+    for name, found in (
+        ("framework", [stack.title] if stack else []),
+        ("torch", sorted(torch - {""})),
+        ("precision", sorted({cell.precision for cell in cells} - {""})),
+        ("storage", [_text_of(storage)] if storage else []),
+    ):
+        yield name, ", ".join(found) or "not recorded"
 
 
 def _launcher(about: Mapping[str, JsonValue]) -> str:
@@ -491,12 +582,16 @@ def _sections(about: Mapping[str, JsonValue]) -> tuple[Section, ...]:
 
 
 def _environments(
-    found: JsonValue,
+    found: JsonValue, installed: JsonValue
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Columns and rows of the table of environments, the usual columns first."""
     if not isinstance(found, Mapping):
         return (), ()
-    flat = {name: dict(text.flatten(versions)) for name, versions in sorted(found.items())}
+    also = installed if isinstance(installed, Mapping) else {}
+    flat = {
+        name: {**dict(text.flatten(also.get(name) or {})), **dict(text.flatten(versions))}
+        for name, versions in sorted(found.items())
+    }
     present = {column for row in flat.values() for column in row if column}
     usual = [column for column in _ENVIRONMENT_COLUMNS if column in present]
     columns = (*usual, *sorted(present.difference(usual)))
@@ -514,7 +609,7 @@ def _text_of(value: JsonValue) -> str:
 # One cell
 
 
-def _cell(stored: StoredCell, stack: Stack | None) -> CellView:
+def _cell(stored: StoredCell, stack: Stack | None, given: JsonValue) -> CellView:
     plan = _plan(stored.plan)
     verdict = _verdict(stored, plan)
     cell = plan.cell if plan else None
@@ -547,6 +642,9 @@ def _cell(stored: StoredCell, stack: Stack | None) -> CellView:
         cell=cell,
         documented=documented.beside(stack, cell, verdict),
         points=tuple(_points(verdict)),
+        manifests=tuple(manifests.of_cell(plan, stored.launches, given))
+        if launches and plan
+        else (),
         numbers=verdict.numbers,
     )
 

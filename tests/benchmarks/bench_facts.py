@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from ckptdrill.store import read_facts
+from ckptdrill.fact_files import read_facts
 
 ROOT = Path(__file__).parents[2]
 STEPS, SAMPLED, SAVED_AT = 4, (0, 2, 3), 2

@@ -72,11 +72,11 @@ def layered(fact: Fact, layers: int, state: dict[str, Any]) -> Iterator[Fact]:
     if fact.kind == "inventory":
         own = {k: v for k, v in data["leaves"].items() if not isinstance(v, dict)}
         data["leaves"] = {**own, **_saved(state)}
-    yield dataclasses.replace(fact, data=data)
+    yield msgspec.structs.replace(fact, data=data)
     if fact.kind == "inventory" and data["at"] == "load":
         for part in ("weights", "optimizer"):
             put = {"part": part, "values": state[part], "missing": [], "unexpected": [], "keys": 3}
-            yield dataclasses.replace(fact, kind="restored", data=put)
+            yield msgspec.structs.replace(fact, kind="restored", data=put)
 
 
 def _saved(state: dict[str, Any]) -> dict[str, Any]:
@@ -97,9 +97,8 @@ def lines(facts: Iterable[Fact]) -> bytes:
     columns = Columns(write)
     for fact in facts:
         head = {"t": TIME + fact.t, "rank": fact.rank, "step": fact.step}
-        data: dict[str, Any] = dict(fact.data)
-        if fact.kind == "state":
-            data = {"took_s": data.pop("took_s"), **data}
+        own = {name: fact.data[name] for name in ("took_s", "path") if name in fact.data}
+        data: dict[str, Any] = {**own, **fact.data}
         for part in WITH_COLUMNS.get(fact.kind, ()):
             data[part] = columns.of(data[part])
         if fact.kind == "state":

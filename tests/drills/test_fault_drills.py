@@ -43,6 +43,14 @@ def test_a_foreign_shard_is_that_of_the_save_before() -> None:
     assert damage.parameters["foreign_step"] == 4
 
 
+def test_a_swap_needs_the_shards_of_two_ranks() -> None:
+    one = Topology("one")
+    cell = Cell("cell", one, "default", one, "default", "corrupt-shard", {"kind": "swap"})
+    with pytest.raises(UserError, match="the source has one"):
+        drill.load("corrupt-shard").plan(cell, SHARED)
+    assert planned("corrupt-shard", kind=DamageKind.SWAP).damage is not None
+
+
 @pytest.mark.parametrize("parameters", [{"kind": "foreign-shard"}, {"guard": "manifest"}])
 def test_what_needs_an_older_save_says_so(parameters: dict[str, str]) -> None:
     with pytest.raises(UserError, match="no step before 8 is saved") as caught:

@@ -42,8 +42,15 @@ matrix:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "accumulation"),
+    [
+        ("fp32", 1),
+        ("bf16", 2),
+        pytest.param("fp32", 2, marks=pytest.mark.thorough),
+        pytest.param("bf16", 1, marks=pytest.mark.thorough),
+    ],
+)
 def test_every_cell_of_the_healthy_job_passes(
     tmp_path: Path, dtype: str, accumulation: int
 ) -> None:

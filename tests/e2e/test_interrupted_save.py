@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ckptdrill.fact_files import read_facts
 from ckptdrill.model import Fact
-from ckptdrill.store import read_facts
 
 pytestmark = pytest.mark.e2e
 

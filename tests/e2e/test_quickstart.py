@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.packet.chromium import EXECUTABLE, MISSING, Chromium, opened
+
 pytestmark = pytest.mark.e2e
 
 PASSED = ("two_to_two.baseline", "two_to_one.dp-shrink", "two_to_four.dp-grow")
@@ -72,6 +74,23 @@ def test_what_dcp_documents_stands_beside_each_verdict(quickstart: Any) -> None:
     silent = "measured, where the documentation states nothing"
     assert said[FLIPPED] == {"dcp-corruption": silent}
     assert packet["documentation"]["disagreements"] == 0
+
+
+def test_manifests_are_of_the_source_and_of_the_save_after_the_restore(quickstart: Any) -> None:
+    packet = json.loads((quickstart.root / "packet.json").read_bytes())
+    told = {cell["id"]: cell["manifests"] for cell in packet["cells"]}
+    for cell in PASSED:
+        source, after = told[cell]
+        assert [(each["of"], each["step"]) for each in (source, after)] == [
+            ("source", 8),
+            ("after the restore", 12),
+        ]
+        record = json.loads((quickstart.root / after["path"]).read_bytes())
+        assert (record["status"], record["completed_step"]) == ("committed", 12)
+        assert record["software"]["torch"]
+    source, after = told["two_to_two.baseline"]  # at other sizes ranks save other keys of their own
+    assert source["shapes"] == after["shapes"] != ""
+    assert [each["of"] for each in told[DAMAGED[0]]] == ["source"]
 
 
 def test_rates_are_equal_and_losses_differ_by_round_off_only(quickstart: Any) -> None:
@@ -163,6 +182,21 @@ def test_the_ledger_has_all_that_was_measured(quickstart: Any, bench: Any) -> No
         assert set(by_cell[cell]["phases_s"]) == {"read", "initialize", "validate"}
         assert by_cell[cell]["merged"] == ["read", "deserialize", "reshard"]
         assert by_cell[cell]["step_s"] > 0
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason=MISSING)
+def test_the_page_of_a_real_run_is_whole_and_silent(quickstart: Any, tmp_path: Path) -> None:
+    address = (quickstart.root / "index.html").as_uri()
+    browser = Chromium(tmp_path)
+    with opened(browser, address, 390) as tab:
+        tab.run("document.querySelector('[data-open=yes]').click()")
+        assert tab.run("document.querySelectorAll('details[open] .body').length") == 7
+        assert tab.run("document.documentElement.scrollWidth") == 390
+        text = tab.run("document.body.innerText")
+        assert (tab.problems, tab.asked) == ([], [address])
+    browser.close()
+    for told in ("Ledger", "Gate and approval", "FIRST UPDATE", "MANIFESTS", "DAMAGE"):
+        assert told.lower() in text.lower()
 
 
 def test_a_changed_fact_is_found(quickstart: Any, bench: Any) -> None:

@@ -11,12 +11,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
-from ckptdrill import cli, gate, manifest, store
+from ckptdrill import cli, gate, manifest, packet, store
 from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.gate import Standing, age_s, conditions
 from ckptdrill.gate.conditions import NAMES, Inputs
 from ckptdrill.installed import installed
 from ckptdrill.model import Held, Item
+from ckptdrill.store import RunFolder
 from tests.gate.conftest import (
     ENDED_S,
     HOUR_S,
@@ -228,6 +229,60 @@ def test_an_approval_of_another_state_of_the_packet_does_not_count(
     found = conditions(case.inputs(monkeypatch))
     assert open_ones(found) == {"packet intact": NOT_HELD, "approver": NOT_HELD}
     assert "another state" in found[-1].found
+
+
+def test_the_page_shows_what_its_packet_decides_by_itself(case: Case) -> None:
+    case.cells = [passed(), unproven()]
+    case.write()
+    standings = {row.name: row.standing for row in gate.preview(case.root)}
+    assert standings == {
+        "source unchanged": "held",
+        "planned path": "not held",
+        "data cursor": "held",
+        "random state policy": "held",
+        "loss in tolerance": "held",
+        "durable fallback": "not held",
+    }
+    assert standings.keys() < set(gate.NAMES)
+    packet.write(RunFolder(case.root), gate=gate.preview)
+    text = (case.root / "index.html").read_text()
+    assert "b is Unproven (evidence-missing)" in text
+    assert "drill corrupt-shard with a job that falls back" in text
+
+
+def test_the_approved_page_names_who_and_shows_every_condition(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.approved = False
+    case.write()
+    page = case.root / store.APPROVED_PAGE_NAME
+    assert not page.exists()
+    gate.approve(case.root, case.inputs(monkeypatch), ("a release manager", "2026-03-02"), KEY)
+    text = page.read_text()
+    assert "Approved by <b><bdi>a release manager</bdi></b>" in text
+    assert all(f'<th scope="row">{name}</th>' in text for name in gate.NAMES)
+    assert packet.verify(case.root) == []
+    assert "Nobody has approved" in (case.root / "index.html").read_text()
+
+
+def test_another_approved_page_is_found_also_with_a_new_seal(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.write()
+    page = case.root / store.APPROVED_PAGE_NAME
+    page.write_text(page.read_text().replace("a release manager", "somebody else"))
+    store.write_seal(case.root)
+    assert open_ones(conditions(case.inputs(monkeypatch))) == {"approver": NOT_HELD}
+
+
+def test_a_packet_derived_anew_keeps_the_approved_page_only_if_it_is_the_same(case: Case) -> None:
+    case.write()
+    run, page = RunFolder(case.root), case.root / store.APPROVED_PAGE_NAME
+    packet.write(run)
+    assert page.exists()
+    store.write_json(run.run_json, store.read_json(run.run_json) | {"status": "ran"})
+    packet.write(run)
+    assert not page.exists()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"payload": "e30="}', "[" * 9999])

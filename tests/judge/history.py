@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
+from msgspec import structs
+
 from ckptdrill.judge import table
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.model import (
@@ -361,4 +363,4 @@ def _stepped(job: Training, step: int, local: int, layout: Layout) -> dict[str, 
 def _changed(fact: Fact, edit: Edit) -> Fact:
     data = copy.deepcopy(dict(fact.data))
     edit(data)
-    return dataclasses.replace(fact, data=data)
+    return structs.replace(fact, data=data)

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptdrill.columns import Part
+from ckptdrill.fact_files import read_facts
 from ckptdrill.judge import table
 from ckptdrill.judge.logical import columnar
 from ckptdrill.model import Fact, LaunchRecord, VerdictWord, to_json
 from ckptdrill.observer.columns import Columns
-from ckptdrill.store import read_facts
 from tests.judge.history import History, healthy
 
 PARTS = {
@@ -40,7 +41,7 @@ def _stored(record: LaunchRecord, folder: Path) -> list[Fact]:
         path.write_text("\n".join(_lines(mine)))
         back = read_facts(path, "")
         found += [
-            replace(read, file=fact.file, line=fact.line)
+            structs.replace(read, file=fact.file, line=fact.line)
             for read, fact in zip(back, mine, strict=True)
         ]
     return found

@@ -30,6 +30,23 @@ def test_each_rank_is_named_with_the_step_it_holds(layout: str) -> None:
     )
 
 
+def test_a_rank_that_has_nothing_of_the_tensors_says_nothing() -> None:
+    """Flat partitions: a parameter lies on one rank, the others tell an empty part of it."""
+
+    def empty(state: dict[str, Any]) -> None:
+        for part in ("weights", "optimizer"):
+            for name, entry in state[part].items():
+                if isinstance(entry, list):
+                    state[part][name] = [entry[0], entry[1], [0], [0], "0" * 32]
+
+    history = healthy("ddp2")
+    for launch in ("source", "restore"):
+        history = history.edited("state", empty, launch=launch, rank=0)
+    summary = _rank_1_holds(history, RESTORE_STEP - 4).check(Item.WEIGHTS).summary
+    assert f"rank 1 holds step {RESTORE_STEP - 4}" in summary
+    assert "rank 0 holds" not in summary
+
+
 def test_all_ranks_at_one_other_step_are_no_mixture() -> None:
     history = _rank_1_holds(healthy("ddp2"), RESTORE_STEP)
     assert "holds step" not in history.check(Item.WEIGHTS).summary

@@ -1,5 +1,6 @@
 """Where the job believes it is: step counters and the learning rate it really uses."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from ckptdrill.judge.progress import LR_TOLERANCE
 from ckptdrill.model import Held, Item, Reason
 from tests.judge.history import History, healthy
 
-STEP = "main.state[step]"
+STEP, BATCH = "main.state[step]", "main.batch_index"
 
 
 def counting(by: int, name: str = STEP) -> History:
@@ -56,6 +57,31 @@ def test_without_any_counter_the_step_is_not_observed() -> None:
 
 def test_the_only_counter_there_is_must_continue() -> None:
     assert only("main.batch_index").check(Item.STEP).status is Held.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("own", "by", "status"),
+    [
+        (STEP, 3, Held.HELD),
+        ("main.batch_index", 0, Held.HELD),
+        ("main.batch_index", 3, Held.BROKEN),
+    ],
+)
+def test_a_step_that_a_library_counts_stands_in_for_one_of_the_job(
+    own: str, by: int, status: Held
+) -> None:
+    def counted(by: int) -> Callable[[dict[str, Any]], None]:
+        def edit(stepped: dict[str, Any]) -> None:
+            step = stepped["counters"][STEP] + by
+            kept = {n: v for n, v in stepped["counters"].items() if n == own}
+            stepped["counters"] = {**kept, "plenty:Trainer.state.global_step": step}
+
+        return edit
+
+    history = (
+        healthy().edited("stepped", counted(by)).edited("stepped", counted(0), launch="source")
+    )
+    assert history.check(Item.STEP).status is status
 
 
 def test_a_lost_scheduler_state_is_blamed() -> None:

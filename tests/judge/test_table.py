@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptdrill.judge import table
 from ckptdrill.model import (
@@ -207,6 +208,20 @@ def test_damage_that_changed_no_byte_did_not_fire() -> None:
     verdict = history.given(damage=unfired).verdict()
     assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.FAULT_NOT_FIRED)
     assert "the bytes are as before" in verdict.explanation
+
+
+def test_a_guard_that_has_nothing_whole_to_go_back_to_refuses() -> None:
+    named = {"problems": [{"kind": "checksum-differs", "path": "__0_0.distcp"}]}
+    history = damaged().ended(never=True)
+    plan = history.evidence.plan
+    assert plan.damage is not None
+    record = damage_record(plan.damage, guard_refused=True, manifest=named)
+    verdict = history.given(damage=record).verdict()
+    assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.REFUSED)
+    assert (verdict.blame_item, verdict.blame_subject) == (Item.DAMAGE, "__0_0.distcp")
+    assert "checksum-differs" in verdict.explanation
+    chosen = damage_record(plan.damage, guard_refused=False, manifest=named)
+    assert history.given(damage=chosen).verdict().reason is Reason.NOT_RUN
 
 
 def test_damage_that_left_no_record_did_not_fire() -> None:
@@ -433,9 +448,9 @@ def test_an_older_step_is_no_pass_where_no_damage_was_claimed() -> None:
 
 def test_judging_twice_gives_the_same_verdict() -> None:
     history = healthy("ddp2", "ddp3")
-    before = json.dumps(to_json(history.evidence), sort_keys=True)
+    before = repr(history.evidence)
     assert history.verdict() == history.verdict()
-    assert json.dumps(to_json(history.evidence), sort_keys=True) == before
+    assert repr(history.evidence) == before
 
 
 def test_the_order_of_ranks_on_disk_does_not_matter() -> None:
@@ -504,3 +519,29 @@ def test_without_the_other_name_no_node_was_replaced(seen: tuple[str, ...]) -> N
     verdict = moved(*seen).verdict()
     assert (verdict.word, verdict.reason) == (VerdictWord.UNPROVEN, Reason.FAULT_NOT_FIRED)
     assert verdict.explanation.startswith("the restore was to see new as its host")
+
+
+@pytest.mark.parametrize(
+    ("root", "steps", "again"),
+    [
+        ("last.pt", (8, 10), 10),  # the window reaches the next save
+        ("", (), 12),
+        ("last.pt", (8,), None),
+        ("last.pt", (10,), None),  # whose step is not the one under drill is judged as it came back
+        ("elsewhere", (8, 10), None),
+        (None, (8, 10), None),
+    ],
+)
+def test_a_checkpoint_that_was_saved_over_is_not_blamed_on_the_job(
+    root: str | None, steps: tuple[int, ...], again: int | None
+) -> None:
+    history = healthy("fsdp2", "fsdp2")
+    source = history.record("source")
+    (saved, *_) = source.of("save_begin")
+    named = [structs.replace(saved, step=s, data={"path": "/run/out/last.pt"}) for s in steps]
+    verdict = history.with_facts("source", (*source.facts, *named))
+    verdict = verdict.given(checkpoint_root=root).verdict()
+    assert verdict.reason is (Reason.HELD if again is None else Reason.SOURCE_FAILED)
+    if again is not None:
+        assert f"saved again at step {again}," in verdict.explanation
+        assert f"job.window {again - 8 - 1} " in verdict.next_move

@@ -29,6 +29,7 @@ from ckptdrill.manifest import (
     helpers,
 )
 from ckptdrill.manifest.record import MEANING, LinkRecord, printable
+from tests.formats import samples
 from tests.manifest.folders import FILES, make
 
 K = ProblemKind
@@ -585,3 +586,34 @@ def test_a_damaged_copy_beside_a_manifest_kept_elsewhere(dcp_folder: Path, tmp_p
 def test_nothing_to_verify(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint at"):
         manifest.check(tmp_path / "nothing")
+
+
+def test_a_step_that_the_files_contradict(folder: Path) -> None:
+    honest = manifest.describe(folder)
+    assert honest.completed_step == 7
+    (problem,) = manifest.verify(folder, honest.model_copy(update={"completed_step": 8}))
+    said = "recorded step 8, trainer_state.json says 7"
+    assert (problem.kind, problem.explanation) == (K.STATE_DIFFERS, said)
+    assert manifest.verify(folder, honest.model_copy(update={"completed_step": None})) == ()
+
+
+def test_a_format_is_compared_where_no_digest_says_more(tmp_path: Path) -> None:
+    path = samples.safetensors(tmp_path / "model.safetensors", samples.training())
+    other = manifest.describe(path).model_copy(update={"format": "dcp"})
+    assert manifest.verify(path, other) == ()
+    bare = other.model_copy(update={"state_keys_sha256": None, "shapes_sha256": None})
+    (problem,) = manifest.verify(path, bare)
+    said = "recorded format dcp, found safetensors"
+    assert (problem.kind, problem.explanation) == (K.STATE_DIFFERS, said)
+
+
+@pytest.mark.parametrize("field", ["state_keys_sha256", "shapes_sha256"])
+def test_tensors_that_are_not_those_of_the_record(tmp_path: Path, field: str) -> None:
+    path = samples.safetensors(tmp_path / "model.safetensors", samples.training())
+    honest = manifest.describe(path)
+    assert manifest.verify(path, honest) == ()
+    (problem,) = manifest.verify(path, honest.model_copy(update={field: "0" * 64}))
+    assert problem.kind is K.STATE_DIFFERS
+    assert "0" * 64 in problem.explanation
+    unknown = honest.model_copy(update={field: None})
+    assert manifest.verify(path, unknown) == ()

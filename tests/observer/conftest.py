@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from ckptdrill.fact_files import read_facts
 from ckptdrill.launch.local import WarmParent, job_environment
 from ckptdrill.resources import observer_dir
-from ckptdrill.store import read_facts
 
 TIMEOUT_S = 120.0
 

@@ -92,9 +92,17 @@ def plot_numbers(item: Item) -> dict[str, Any]:
             "global_batch": [16] * count,
         },
         Item.UPDATES: {
-            "cosine": {"blocks.0.attn.qkv.weight": 0.99998, "lm_head.weight": 0.99991},
-            "norm_ratio": {"blocks.0.attn.qkv.weight": 1.0001, "lm_head.weight": 0.9999},
+            "step": 9,
+            "cosine": 0.99999,
+            "norm_ratio": 1.0001,
+            "distance": 2e-4,
+            "band": 1e-3,
+            "furthest": {
+                "blocks.0.attn.qkv.weight": [0.99998, 1.0001],
+                "lm_head.weight": [0.99991, 0.9999],
+            },
         },
+        Item.KEYS: {"parameter_dtypes": {"torch.float32": 48}},
     }.get(item, {})
 
 
@@ -146,6 +154,7 @@ def make_verdict(
                 "merged": ["reshard", "read"],
             },
             "wall_s": 2.1,
+            "step_s": 0.05,
         },
     )
 
@@ -174,7 +183,7 @@ RUN = {
     "source_unchanged": True,
     "matrix": "quickstart",
     "git_head": "8c0ffee",
-    "node": {"cpus": 2, "gpus": []},
+    "node": {"cores": 2, "gpus": 0, "storage": "xfs"},
 }
 
 

@@ -1,5 +1,8 @@
 """metrics.prom as Prometheus reads it: only what was measured, under the fixed names."""
 
+import re
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -107,3 +110,27 @@ def test_the_older_text_format_reads_it_too(run_json: dict[str, Any]) -> None:
     text = metrics.render(build(run_json | {"matrix": 'a"b\\c\nd'}, [cell()]))
     names = {s.name for f in parser.text_string_to_metric_families(text) for s in f.samples}
     assert {"resume_loss_delta", "resume_world_size_change_total"} <= names
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: apt-get install prometheus")
+def test_promtool_has_nothing_against_it(run_json: dict[str, Any]) -> None:
+    """It reads the older format only, in which the help of a counter has its suffix: of that it
+    complains, once per counter, and of nothing else (1 would be a text that it cannot parse).
+    """
+    text = metrics.render(build(run_json | {"matrix": 'a"b\\c\nd'}, [cell()]))
+    done = promtool(text)
+    counters = sorted(set(re.findall(r"^(\w+_total)\b", text, re.MULTILINE)))
+    assert done.stderr.splitlines() + done.stdout.splitlines() == [
+        f"{name} no help text" for name in counters
+    ]
+    assert done.returncode == 3
+    assert promtool(text.replace("resume_loss_delta{", "resume loss{")).returncode == 1
+
+
+def promtool(text: str) -> subprocess.CompletedProcess[str]:
+    """What it says about a text of metrics."""
+    command = [str(PROMTOOL), "check", "metrics"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)

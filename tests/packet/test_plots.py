@@ -117,17 +117,19 @@ def test_the_strip_says_what_happened_in_each_step(draw: Draw) -> None:
     assert strip.summary == "4 of 5 steps differ"
 
 
-def test_updates_show_the_furthest_first(draw: Draw) -> None:
-    updates = draw(
-        Item.UPDATES,
-        {"cosine": {"a": 1.0, "b": -0.2, "c": 0.99}, "norm_ratio": {"a": 3.5, "b": 1.0}},
-    ).updates
+def test_the_first_update_is_that_of_all_parameters_then_of_the_furthest(draw: Draw) -> None:
+    about = {"step": 9, "cosine": 0.99996, "norm_ratio": 1.0, "distance": 0.01, "band": 0.001}
+    updates = draw(Item.UPDATES, about | {"furthest": {"b": [-0.2, 1.0], "c": [0.99]}}).updates
     assert updates is not None
+    assert (updates.whole.cosine, updates.whole.norm_ratio) == ("0.99996", "1.00000")
     assert [(row.name, row.cosine, row.norm_ratio) for row in updates.rows] == [
-        ("a", "1.00000", "3.50000"),
         ("b", "-0.20000", "1.00000"),
-        ("c", "0.99000", "–"),
     ]
+    assert updates.notes == ("step 9", "relative distance 0.01, band 0.001")
+
+
+def test_a_verdict_without_numbers_of_the_update_draws_none(draw: Draw) -> None:
+    assert draw(Item.UPDATES, {"furthest": {"b": [1.0, 1.0]}}).updates is None
 
 
 def test_phases_that_are_merged_in_words_are_not_said_to_be_missing(

@@ -305,3 +305,17 @@ def test_facts_are_labelled_by_the_part_of_their_launch(
 ) -> None:
     (cell,) = build(run_json, [passing("a")]).cells
     assert [fact.label for fact in cell.facts] == ["restore rank0:12"]
+
+
+def test_the_routes_are_told_with_ranks_framework_precision_and_storage(
+    run_json: dict[str, Any], passing: Callable[[str], StoredCell]
+) -> None:
+    view = build(run_json | {"stack": "dcp-fsdp2"}, [passing("a")])
+    assert dict(view.run.drilled_with) == {
+        "framework": "PyTorch DCP, FSDP2",
+        "torch": "2.13.0",
+        "precision": "float32",
+        "storage": "xfs",
+    }
+    assert [row.ranks for row in view.grid.rows] == ["4 → 2"]
+    assert dict(build({}, []).run.drilled_with)["storage"] == "not recorded"

@@ -8,8 +8,7 @@
 
   // Fragments were escaped when they were made; the content policy lets no script in them run.
   const fill = (cell) => {
-    if (!bodies || cell.dataset.filled) return;
-    cell.dataset.filled = "yes";
+    if (!bodies || cell.querySelector(".body")) return;
     cell.insertAdjacentHTML("beforeend", bodies[Number(cell.dataset.n)]);
   };
   const open = (cell, yes) => {
@@ -23,8 +22,9 @@
     cells.filter((cell) => cell.open).forEach(fill);
   };
 
-  const follow = () => {
-    const cell = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  // A link to a cell opens it, also where a filter hides it or the address names it already.
+  const follow = (hash) => {
+    const cell = document.getElementById(decodeURIComponent(hash.slice(1)));
     if (!cell || !cell.matches("details.cell")) return;
     cell.hidden = false;
     open(cell, true);
@@ -33,14 +33,17 @@
   };
 
   const filter = () => {
-    const off = new Set(all(".tools [data-kind][aria-pressed=false]").map((b) => b.dataset.kind));
-    const only = document.querySelector(".tools [data-unexpected][aria-pressed=true]");
-    const words = tools.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const chosen = new FormData(tools);
+    const kinds = new Set(chosen.getAll("kind"));
+    const only = chosen.has("unexpected");
+    const drill = chosen.get("drill");
+    const words = chosen.get("words").toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const cell of cells) {
       const text = words.length ? textOf(cell) : "";
-      cell.hidden = off.has(cell.dataset.kind)
-        || Boolean(only && !("unexpected" in cell.dataset))
+      cell.hidden = !kinds.has(cell.dataset.kind)
+        || (only && !("unexpected" in cell.dataset))
+        || Boolean(drill && drill !== cell.dataset.drill)
         || !words.every((word) => text.includes(word));
       shown += cell.hidden ? 0 : 1;
     }
@@ -51,7 +54,7 @@
   const texts = new Map();
   const textOf = (cell) => {
     if (!texts.has(cell)) {
-      const packed = bodies ? bodies[Number(cell.dataset.n)].replace(/<[^>]*>/g, " ") : "";
+      const packed = (bodies?.[Number(cell.dataset.n)] ?? "").replace(/<[^>]*>/g, " ");
       texts.set(cell, `${cell.id} ${cell.textContent} ${packed}`.toLowerCase());
     }
     return texts.get(cell);
@@ -60,19 +63,18 @@
   if (tools) {
     tools.hidden = false;
     tools.addEventListener("input", filter);
+    tools.addEventListener("submit", (event) => event.preventDefault());
     tools.addEventListener("click", (event) => {
-      const button = event.target.closest("button");
-      if (!button) return;
-      if (button.dataset.open) {
-        cells.filter((cell) => !cell.hidden).forEach((cell) => open(cell, button.dataset.open === "yes"));
-      } else {
-        button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
-        filter();
-      }
+      const yes = event.target.closest("button")?.dataset.open;
+      if (yes) cells.filter((cell) => !cell.hidden).forEach((cell) => open(cell, yes === "yes"));
     });
   }
   cells.forEach((cell) => cell.addEventListener("toggle", () => cell.open && fill(cell)));
-  addEventListener("hashchange", follow);
+  addEventListener("hashchange", () => follow(location.hash));
+  document.querySelector("main").addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#cell-"]');
+    if (link) follow(link.hash);
+  });
   let closed = [];
   addEventListener("beforeprint", () => {
     closed = cells.filter((cell) => !cell.open && !cell.hidden);
@@ -80,5 +82,5 @@
   });
   addEventListener("afterprint", () => closed.forEach((cell) => open(cell, false)));
   const packed = document.getElementById("packed");
-  (packed ? unpack(packed) : Promise.resolve()).then(follow);
+  (packed ? unpack(packed) : Promise.resolve()).then(() => follow(location.hash));
 })();

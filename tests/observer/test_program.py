@@ -1,0 +1,54 @@
+"""The steps that a library's loop counts are found by their names, and nothing else of it is."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from ckptdrill.observer import program
+
+LIBRARY = """
+class State:
+    def __init__(self):
+        self.global_step, self.epoch, self.max_steps = 5, 1, 100
+
+class Trainer:
+    def __init__(self):
+        self.state, self.completed_steps, self.batch = State(), 7, 3
+        self.global_step = True
+
+    def train(self, call):
+        step, global_step = 2, 9
+        return call()
+
+def loop(call):
+    return call()
+"""
+
+
+def library(folder: Path, name: str) -> Any:
+    """A module that stands where installed packages stand."""
+    path = folder / "site-packages" / f"{name}.py"
+    path.parent.mkdir()
+    path.write_text(LIBRARY)
+    module = types.ModuleType(f"{name}.trainer")
+    exec(compile(LIBRARY, str(path), "exec"), module.__dict__)  # noqa: S102 - the text above
+    return module
+
+
+def seen() -> dict[str, int]:
+    return program.library_counters(sys._getframe())
+
+
+def test_the_step_of_a_trainer_is_found_in_it_and_in_its_state(tmp_path: Path) -> None:
+    trainer = library(tmp_path, "plenty").Trainer()
+    assert trainer.train(seen) == {
+        "plenty:Trainer.completed_steps": 7,
+        "plenty:Trainer.state.global_step": 5,
+    }
+
+
+def test_loops_without_an_object_and_torch_itself_tell_nothing(tmp_path: Path) -> None:
+    assert library(tmp_path, "plenty").loop(seen) == {}
+    (tmp_path / "other").mkdir()
+    assert library(tmp_path / "other", "torch").Trainer().train(seen) == {}

@@ -28,6 +28,7 @@ from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Claim,
     Held,
+    Job,
     JsonValue,
     Launch,
     LaunchRecord,
@@ -275,7 +276,8 @@ def _evidence(
         checkpoint_suffix=_suffix(matrix, plan),
         checkpoint_root=_root(matrix, plan),
         skipped=skipped,
-        resume_only=_resume_only(_resume_args(matrix, plan)),
+        # What the load of a conversion is told beside these is no argument to blame.
+        resume_only=_resume_only(job),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
         exclusions=() if plan.cell.drilled else _exclusions(job.stack, plan),
         tier_saves=job.memory_tier.saves if job.memory_tier else (),
@@ -366,7 +368,7 @@ def _resume_only(resume_args: Sequence[str]) -> tuple[str, ...]:
     on: no uninterrupted run needs either.
     """
     options: list[list[str]] = []
-    for argument in resume_args:
+    for argument in job.resume_args:
         if argument.startswith("-") or not options:
             options.append([])
         options[-1].append(argument)

@@ -1,9 +1,10 @@
 """`resume_compatibility.yaml`: from where to where a run may be resumed, for a launcher. Pure.
 
-One entry per source and target, environments and their versions included. It is `verified` only if
-every cell there whose claim is that the training continues is Pass and the source stayed as it was;
-everything else is `blocked_until_drill_passes`. `decide` is the reader's side: what is not written
-as verified is not allowed, and neither is what cannot be read.
+One entry per source and target, environments and their versions included, and one more for each
+conversion between them: what is verified of its result says nothing of the checkpoint itself. It is
+`verified` only if every cell there whose claim is that the training continues is Pass and the
+source stayed as it was; everything else is `blocked_until_drill_passes`. `decide` is the reader's
+side: what is not written as verified is not allowed, and neither is what cannot be read.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _VERSIONS = ("python", "torch", "cuda")
 # What tells a layout from others; a world size alone does not.
 _LAYOUT = {"name", "short", "dp", *DEGREES}
 _KNOWN = {"name", "short", "world_size", "zero_stage", "environment", "dp", *DEGREES, *_VERSIONS}
+_KNOWN |= {"conversion"}
 
 
 def render(view: PacketView) -> str:
@@ -41,14 +43,18 @@ def _entries(view: PacketView) -> Iterator[dict[str, JsonValue]]:
     routes: dict[str, list[CellView]] = {}
     for cell in sorted(view.cells, key=lambda cell: cell.id):
         if cell.cell is not None and cell.claim == Claim.CONTINUES:
-            routes.setdefault(f"{cell.source} -> {cell.target}", []).append(cell)
+            via = cell.cell.conversion or ""
+            routes.setdefault(f"{cell.source} -> {cell.target} {via}", []).append(cell)
     for cells in routes.values():
         at = cells[0].cell
         if at is not None:
             held = all(cell.word is VerdictWord.PASS for cell in cells)
             yield {
                 "from": _place(view, at.source, at.source_environment),
-                "to": _place(view, at.target, at.target_environment),
+                "to": {
+                    **_place(view, at.target, at.target_environment),
+                    **({"conversion": at.conversion} if at.conversion else {}),
+                },
                 "status": VERIFIED if held and view.run.source_unchanged is True else BLOCKED,
                 "cells": {cell.id: f"{cell.word} ({cell.reason})" for cell in cells},
             }
@@ -85,7 +91,9 @@ def decide(text: str | bytes, source: str, target: str) -> Decision:
     """Whether the file allows to resume `source` as `target`.
 
     Both are a name or short name (`fsdp4`), or `key=value` pairs: with any degree among them, those
-    that are left out are 1. Whatever is missing, unreadable or ambiguous is not allowed.
+    that are left out are 1. What was restored from a conversion counts only for a target that names
+    it (`name=fsdp4,conversion=universal`). Whatever is missing, unreadable or ambiguous is not
+    allowed.
     """
     try:
         return _decided(_read(text), source, target)
@@ -122,14 +130,15 @@ def _read(text: str | bytes) -> Sequence[Mapping[str, Any]]:
 def _fits(place: Mapping[str, Any], wanted: str) -> bool:
     """Whether `place` is what a name or `key=value` pairs ask for, every pair compared."""
     if "=" not in wanted:
-        return wanted in (place["name"], place["short"])
+        return wanted in (place["name"], place["short"]) and not place.get("conversion")
     pairs = dict(_pairs(wanted))
     if not pairs.keys() & _LAYOUT:
         raise ValueError(f"{wanted!r} names no topology: give its name or its degrees")
     if pairs.keys() & {*DEGREES, "dp"}:
         left_out = ("dp_replicate", "dp_shard") if "dp" not in pairs else ()
         pairs = dict.fromkeys(("tp", "pp", "cp", "ep", *left_out), "1") | pairs
-    have = {**place, "dp": place["dp_replicate"] * place["dp_shard"]}
+    pairs = {"conversion": "None"} | pairs
+    have = {"conversion": None, **place, "dp": place["dp_replicate"] * place["dp_shard"]}
     return all(str(have[name]) == value for name, value in pairs.items())
 
 

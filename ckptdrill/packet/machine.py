@@ -118,6 +118,7 @@ def _address(cell: Cell) -> dict[str, JsonValue]:
         "target": _topology(cell.target, cell.target_environment),
         "drill": cell.drill,
         "parameters": to_json(cell.parameters),
+        "conversion": cell.conversion,
     }
 
 

@@ -627,7 +627,7 @@ def _cell(stored: StoredCell, stack: Stack | None, given: JsonValue) -> CellView
         source=_place(cell.source, cell.source_environment, cell) if cell else "unknown",
         target=_place(cell.target, cell.target_environment, cell) if cell else "unknown",
         drill=cell.drill if cell else "unknown",
-        parameters=tuple(text.flatten(cell.parameters)) if cell and cell.parameters else (),
+        parameters=_parameters(cell) if cell else (),
         planned=cell.planned if cell else False,
         blame_item=verdict.blame_item,
         blame_subject=_subject(verdict),
@@ -818,6 +818,12 @@ def _damaged_file(record: Mapping[str, JsonValue]) -> DamagedFile:
         before=_text_of(record.get("sha256_before") or record.get("before")),
         after=_text_of(record.get("sha256_after") or record.get("after")),
     )
+
+
+def _parameters(cell: Cell) -> tuple[tuple[str, str], ...]:
+    """What tells cells of one drill apart, its conversion included."""
+    own = tuple(text.flatten(cell.parameters)) if cell.parameters else ()
+    return own if cell.conversion is None else (*own, ("conversion", cell.conversion))
 
 
 def _phases(numbers: Mapping[str, JsonValue]) -> Phases | None:

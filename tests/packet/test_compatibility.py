@@ -1,6 +1,7 @@
 """resume_compatibility.yaml, and the reader's side of it, which says no whenever it is not sure."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,32 @@ def test_a_failed_damage_drill_does_not_block_a_route(
 ) -> None:
     damaged = failing("b", damaged=True)
     assert decide(text(run_json, passing("a"), damaged), "fsdp4", "fsdp2").allowed
+
+
+def converted(cell: StoredCell) -> StoredCell:
+    """The same cell, restored from what a conversion made."""
+    plan = {**cell.plan, "cell": {**cell.plan["cell"], "conversion": "universal"}}
+    return replace(cell, plan=plan)
+
+
+def test_what_a_conversion_needs_is_not_allowed_without_it(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    """The same route natively was not drilled, or failed: neither is what was verified."""
+    asked = "name=fsdp2,conversion=universal"
+    for native in ((), (failing("a"),)):
+        written = text(run_json, *native, converted(passing("b")))
+        assert decide(written, "fsdp4", asked).allowed
+        for target in ("fsdp2", "dp=2", "name=fsdp2", "name=fsdp2,conversion=other"):
+            assert not decide(written, "fsdp4", target).allowed
+
+
+def test_a_failed_conversion_does_not_block_the_native_route(
+    run_json: dict[str, Any], passing: Passing
+) -> None:
+    written = text(run_json, passing("a"), converted(failing("b")))
+    assert decide(written, "fsdp4", "fsdp2").allowed
+    assert not decide(written, "fsdp4", "name=fsdp2,conversion=universal").allowed
 
 
 @pytest.mark.parametrize("unchanged", [False, None])

@@ -28,7 +28,6 @@ from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Claim,
     Held,
-    Job,
     JsonValue,
     Launch,
     LaunchRecord,
@@ -368,7 +367,7 @@ def _resume_only(resume_args: Sequence[str]) -> tuple[str, ...]:
     on: no uninterrupted run needs either.
     """
     options: list[list[str]] = []
-    for argument in job.resume_args:
+    for argument in resume_args:
         if argument.startswith("-") or not options:
             options.append([])
         options[-1].append(argument)

@@ -276,7 +276,7 @@ def _evidence(
         checkpoint_root=_root(matrix, plan),
         skipped=skipped,
         # What the load of a conversion is told beside these is no argument to blame.
-        resume_only=_resume_only(job),
+        resume_only=_resume_only(_resume_args(matrix, plan)),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
         exclusions=() if plan.cell.drilled else _exclusions(job.stack, plan),
         tier_saves=job.memory_tier.saves if job.memory_tier else (),

@@ -8,6 +8,7 @@ row of the inventory.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from ckptdrill.judge.logical import Logical, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
+# How the observer names the state of other optimizers than the first (observer/state.py).
+_NUMBERED = re.compile(r"optimizer(\d+):(.+)", re.DOTALL)
 _SHOWN = 12  # subjects listed in a row; the count is always given
 
 
@@ -76,8 +79,8 @@ def _renumbered(data: Mapping[str, JsonValue], stepping: list[int]) -> Mapping[s
     place = {old: new for new, old in enumerate(stepping)}
     state = {}
     for name, value in data["optimizer"].items():
-        number, _, rest = name.rpartition(":")
-        old = int(number.removeprefix("optimizer") or 0) if number else 0
+        numbered = _NUMBERED.fullmatch(name)
+        old, rest = (int(numbered[1]), numbered[2]) if numbered else (0, name)
         if old in place:
             state[f"optimizer{place[old]}:{rest}" if place[old] else rest] = value
     schedulers = [{**s, "drives": place.get(s["drives"], -1)} for s in data["schedulers"]]

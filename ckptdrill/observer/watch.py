@@ -22,6 +22,8 @@ from .facts import Recorder, leave
 from .usage import uploaded, usage
 
 _STAGE_MODULES = ("torch.distributed.pipelining.stage", "deepspeed.runtime.pipe.engine")
+# It steps with a rate of 0, so that an optimizer that has not stepped has a state to fill.
+_MAKES_STATE_BY_STEPPING = "torch.distributed.checkpoint.state_dict"
 _TOLD_WITHIN_S = 5.0
 _MAX_KEYS = 200  # key names listed of a load that did not fit
 # Samples that no update is read from: projections, a third of the bytes, are left out there.
@@ -49,7 +51,8 @@ class Watch:
         self._roots: names.Roots | None = None
         self._losses: list[torch.Tensor] = []
         self._micro_batches = 0
-        self._backward_seen = False
+        self._backwards = 0
+        self._stepped_after: dict[int, int] = {}  # optimizer -> backward calls before its last step
         self._pipelined = False
         self._came_around = False
         self._this_round: set[int] = set()
@@ -107,7 +110,7 @@ class Watch:
                 self._losses.append(losses[0] if losses else root.detach().clone())
         self._unscaled.clear()
         self._micro_batches += 1
-        self._backward_seen = True
+        self._backwards += 1
 
     def engine_steps(self, optimizer: Any) -> None:
         """DeepSpeed begins a step: it lets the optimizer step once for each of its flat tensors,
@@ -123,13 +126,19 @@ class Watch:
     def stepped(
         self, optimizer: Any, skipped: bool = False, rates: list[Any] | None = None
     ) -> None:
-        """An optimizer has stepped (or its scaler skipped the step because of an overflow)."""
+        """An optimizer has stepped (or its scaler skipped the step because of an overflow).
+
+        Every optimizer may follow one backward call, each once.
+        """
         if self._engine_rates is not None:
             return
         self.optimizer_events += 1
-        if not self._backward_seen:
-            return
         position = self._position(optimizer)
+        if self._backwards == self._stepped_after.get(position, 0):
+            return
+        if program.called_from(_MAKES_STATE_BY_STEPPING):
+            return
+        self._stepped_after[position] = self._backwards
         if not self._this_round or position in self._this_round:
             self._last_round = self._this_round or {position}
             self._this_round = set()
@@ -150,7 +159,6 @@ class Watch:
         )
         self._losses.clear()
         self._micro_batches = 0
-        self._backward_seen = False
         self.phase = "train"
         self.note_usage()
 

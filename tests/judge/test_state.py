@@ -1,5 +1,6 @@
 """What must be bitwise equal before the first update, item by item: who is blamed, and for what."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -244,3 +245,20 @@ def test_what_differs_outranks_what_is_unknown() -> None:
 
     verdict = healthy().state(partial).differs("weights", "mix.weight").verdict()
     assert (verdict.reason, verdict.blame_subject) == (Reason.DIVERGED, "mix.weight")
+
+
+def test_an_optimizer_that_never_steps_is_left_out_whatever_names_have_in_them() -> None:
+    """A bare module is named by its class: `Sequential:0.weight`."""
+
+    def beside(step: float) -> Callable[[dict[str, Any]], None]:
+        def edit(state: dict[str, Any]) -> None:
+            entries = {f"Sequential:{name}": value for name, value in state["optimizer"].items()}
+            state["optimizer"] = {**entries, "optimizer1:Sequential:0.weight.step": step}
+            state["groups"] = [*state["groups"], [{"members": [], "hyper": {"lr": 0.5}}]]
+
+        return edit
+
+    history = healthy().state(beside(3.0), launch="source")
+    assert history.state(beside(4.0)).check(Item.MOMENTS).status is Held.HELD
+    lost = history.differs("optimizer", "mix.weight.exp_avg").state(beside(3.0))
+    assert lost.check(Item.MOMENTS).subjects == ("Sequential:mix.weight.exp_avg",)

@@ -183,6 +183,35 @@ def test_two_optimizers_make_one_step_together(observe: Any) -> None:
     assert observed.column("stopped", "step") == [3]
 
 
+def test_two_optimizers_after_one_backward_call_both_step(observe: Any) -> None:
+    text = (
+        COMMON
+        + """
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+    model, head = build(), nn.Linear(3, 1)
+    idle = nn.Linear(2, 2)
+    inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    outer = torch.optim.SGD(head.parameters(), lr=0.02, momentum=0.9)
+    later = torch.optim.Adam(idle.parameters(), lr=0.03)
+    for step in range(4):
+        loss = head(model(DATA[4 * step:][:4])).square().mean()
+        inner.zero_grad(); outer.zero_grad()
+        loss.backward()
+        inner.step()
+        outer.step()
+        outer.step()
+        get_optimizer_state_dict(idle, later)
+        LOSSES.append(loss.item())
+    say(losses=LOSSES)
+    """
+    )
+    observed = observe(text, sample_steps=[2], stop_step=3)
+    observed.is_whole()
+    assert observed.column("stepped", "step") == [1, 1, 2, 2, 3, 3]
+    assert observed.column("stepped", "optimizer") == [0, 1] * 3
+    assert [len(losses) for losses in observed.column("stepped", "losses")] == [1, 0] * 3
+
+
 def test_a_compiled_model_gives_the_same_facts_as_the_plain_one(observe: Any) -> None:
     text = (
         COMMON

@@ -24,7 +24,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str | None:
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """` (did you mean 'saves'?)` ready to be appended, or nothing."""
     match = nearest(word, allowed)
-    return f" (did you mean {match!r}?)" if match else ""
+    return f" (did you mean {match!r}?)" if match and match != word else ""
 
 
 def listed(allowed: Iterable[object]) -> str:

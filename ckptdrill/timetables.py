@@ -67,14 +67,16 @@ jobs:
     timeout-minutes: 360
     steps:
       - uses: actions/checkout@v4
+        with:
+          clean: false # else the runs of earlier nights are removed, where they are below it
       - run: {command}
+      - if: always()
+        run: {pack}
       - if: always()
         uses: actions/upload-artifact@v4
         with:
           name: packet
-          path: |
-            {runs}/{name}/*/
-            !{runs}/{name}/*/work
+          path: packet.tgz
 """
 _GITLAB = """\
 # .gitlab-ci.yml; a pipeline schedule starts it
@@ -84,14 +86,18 @@ restore-drills:
   tags: [gpu]
   resource_group: restore-drills
   timeout: 6h
+  variables:
+    GIT_CLEAN_FLAGS: none # else the runs of earlier nights are removed, where they are below it
   script:
     - {command}
+  after_script:
+    - {pack}
+    - {junit}
   artifacts:
     when: always
-    paths: ["{runs}/{name}/*/"]
-    exclude: ["{runs}/{name}/*/{work}/**/*"]
+    paths: [packet.tgz]
     reports:
-      junit: "{runs}/{name}/*/junit.xml"
+      junit: junit.xml
 """
 _CHECKPOINTS = "work"  # the part of a run folder that is no evidence
 _FORMS = MappingProxyType(
@@ -102,10 +108,17 @@ _FORMS = MappingProxyType(
 def render(kind: Kind, command: Sequence[str], name: str, runs: str, user: str) -> str:
     """The file of one kind that starts `command` for the matrix `name`, whose runs are in `runs`.
 
-    A build server starts in a checkout of its own: give paths relative to that.
+    A build server starts in a checkout of its own, and keeps what lies in it: the newest run is
+    packed there, wherever `runs` is.
     """
+    newest = f"{runs}/{name}/latest"
+    pack = ["tar", "-C", newest, f"--exclude=./{_CHECKPOINTS}", "-czf", "packet.tgz", "."]
     return _FORMS[kind].format(
-        command=_quoted(kind, command), name=name, runs=runs, user=user, work=_CHECKPOINTS
+        command=_quoted(kind, command),
+        name=name,
+        user=user,
+        pack=_for_yaml(shlex.join(pack)),
+        junit=_for_yaml(shlex.join(["cp", f"{newest}/junit.xml", "junit.xml"])),
     )
 
 

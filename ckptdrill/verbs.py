@@ -176,8 +176,8 @@ def plan(path: Path, python: str | None) -> ExitCode:
         sum((end_s - start_s) * len(gpus) for start_s, end_s, gpus in expected.values()) / 3600
     )
     console.print(
-        f"{len(plans)} cells share {len(expected)} steps; about {whole_s:.0f} s as this node "
-        f"packs them, {gpu_hours:.2f} GPU-hours. These are estimates."
+        f"cells: {len(plans)}; steps that they share: {len(expected)}; about {whole_s:.0f} s as "
+        f"this node packs them, {gpu_hours:.2f} GPU-hours. These are estimates."
     )
     if any(each.replay for each in plans):
         console.print(

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,30 @@ def test_what_a_build_server_keeps() -> None:
     _, github = job(Kind.GITHUB, COMMAND)
     _, gitlab = job(Kind.GITLAB, COMMAND)
     assert github[True]["schedule"] == [{"cron": "17 2 * * *"}]  # YAML 1.1 reads `on` as true
-    assert gitlab["restore-drills"]["artifacts"]["reports"]["junit"] == "runs/nightly/*/junit.xml"
+    assert github["jobs"]["drill"]["steps"][0]["with"] == {"clean": False}
+    assert gitlab["restore-drills"]["artifacts"]["reports"]["junit"] == "junit.xml"
+
+
+@pytest.mark.parametrize("kind", [Kind.GITHUB, Kind.GITLAB])
+def test_the_newest_packet_is_packed_without_its_checkpoints(kind: Kind, tmp_path: Path) -> None:
+    _, file = job(kind, COMMAND)
+    if kind is Kind.GITLAB:
+        pack, *more = file["restore-drills"]["after_script"]
+    else:
+        (pack,) = [s["run"] for s in file["jobs"]["drill"]["steps"] if "tar " in s.get("run", "")]
+        more = []
+    for night in ("old", "new"):
+        root = tmp_path / "runs" / "nightly" / night
+        (root / "work").mkdir(parents=True)
+        (root / "work" / "model.pt").write_text("large")
+        (root / "junit.xml").write_text(night)
+    (tmp_path / "runs" / "nightly" / "latest").symlink_to("new")
+    for command in (pack, *more):
+        subprocess.run(shlex.split(command), cwd=tmp_path, check=True)
+    with tarfile.open(tmp_path / "packet.tgz") as archive:
+        assert {m.name for m in archive if m.isfile()} == {"./junit.xml"}
+        assert archive.extractfile("./junit.xml").read() == b"new"  # type: ignore[union-attr]
+    assert not more or (tmp_path / "junit.xml").read_text() == "new"
 
 
 def units(folder: Path, command: list[str]) -> list[Path]:

@@ -293,11 +293,12 @@ def _reseeded(pair: Pair, now: Fact, wanted: Mapping[str, str]) -> Iterable[str]
                 for f in calls[right[-1] + 1 :]
                 if f.data["kinds"].get(kind) != wanted[kind]
             ]
-            by = f" by {later[0]}" if later else ""
-            yield (
-                f"{kind} on rank {now.rank} was restored, then overwritten{by} "
-                "before the first step"
+            what = (
+                f"overwritten by {later[0]}"
+                if later
+                else "drawn from again (making a loader's iterator draws, too)"
             )
+            yield f"{kind} on rank {now.rank} was restored, then {what} before the first step"
             return
     if not any(f.data["by"].endswith(("setstate", "set_state", "set_rng_state")) for f in calls):
         yield "no generator state was ever put back"

@@ -300,6 +300,8 @@ def _measured(
     """
     plan = evidence.plan
     saved = local_step_of_save(source, evidence.checkpoint_suffix)
+    if saved is None:  # written under another name: by the step that the matrix says
+        saved = evidence.restore_step - evidence.start_step
     like = plan.source if plan.source.topology.same_layout(plan.restore.topology) else None
     plain = plan.control or like
     return {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
 
+_TEMPORARY = r"(?:[._~]|te?mp[._-]?)*"
 _RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
 
 
@@ -183,14 +185,16 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
 
 
 def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...]:
-    """The steps at which that path or one below it was saved, in order; "" is below every path."""
-    needle = "/" + checkpoint.strip("/")
+    """The steps at which that path or one below it was saved, in order; "" is below every path.
+
+    A path that is told from it by a mark of something temporary (`.step-8`, `step-8.tmp`) is the
+    same: safe writers save beside it and rename.
+    """
+    path = re.compile(rf"/{_TEMPORARY}{re.escape(checkpoint.strip('/'))}(?![A-Za-z0-9])")
     steps = {
         f.step
         for f in record.of("save_begin")
-        if not checkpoint
-        or f.data.get("path", "").endswith(needle)
-        or needle + "/" in f.data.get("path", "")
+        if not checkpoint or path.search(f.data.get("path", ""))
     }
     return tuple(sorted(steps))
 

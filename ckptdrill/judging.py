@@ -28,6 +28,7 @@ from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Claim,
     Held,
+    Job,
     JsonValue,
     Launch,
     LaunchRecord,
@@ -276,7 +277,7 @@ def _evidence(
         checkpoint_root=_root(matrix, plan),
         skipped=skipped,
         # What the load of a conversion is told beside these is no argument to blame.
-        resume_only=_resume_only(_resume_args(matrix, plan)),
+        resume_only=_resume_only(job),
         damage=read_json(damage) if damage is not None and damage.exists() else None,
         exclusions=() if plan.cell.drilled else _exclusions(job.stack, plan),
         tier_saves=job.memory_tier.saves if job.memory_tier else (),
@@ -355,19 +356,14 @@ def _root(matrix: Matrix, plan: Plan) -> str | None:
     return placeholders.fill(template, values, "job.checkpoint").strip("/")
 
 
-def _resume_args(matrix: Matrix, plan: Plan) -> tuple[str, ...]:
-    own = matrix.conversions[plan.conversion.name].resume_args if plan.conversion else None
-    return matrix.job.resume_args if own is None else own
-
-
-def _resume_only(resume_args: Sequence[str]) -> tuple[str, ...]:
+def _resume_only(job: Job) -> tuple[str, ...]:
     """The arguments that only a resumed run is given, an option together with its value.
 
     Those with a placeholder tell where the checkpoint is, and those that speak of resuming turn it
     on: no uninterrupted run needs either.
     """
     options: list[list[str]] = []
-    for argument in resume_args:
+    for argument in job.resume_args:
         if argument.startswith("-") or not options:
             options.append([])
         options[-1].append(argument)

@@ -1,5 +1,4 @@
 """For the author of a job: tell a drill what only you know. Outside a drill nothing happens.
-nothing.
 
     try:
         from ckptdrill_observer import probe

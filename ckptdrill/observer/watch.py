@@ -55,8 +55,11 @@ class Watch:
         self._stepped_after: dict[int, int] = {}  # optimizer -> backward calls before its last step
         self._pipelined = False
         self._came_around = False
+        # Optimizers of this round; of the last one, those that had a backward call to themselves:
+        # another may follow them at every step, or at some.
         self._this_round: set[int] = set()
-        self._last_round: set[int] = set()
+        self._led: set[int] = set()
+        self._last_led: set[int] = set()
         self._unscaled: list[tuple[Any, torch.Tensor]] = []
         self._trained: dict[int, bool] = {}
         self._sampled: tuple[int, str] = (-1, "")
@@ -138,12 +141,15 @@ class Watch:
             return
         if program.called_from(_MAKES_STATE_BY_STEPPING):
             return
+        leads = self._backwards > max(self._stepped_after.values(), default=0)
         self._stepped_after[position] = self._backwards
         if not self._this_round or position in self._this_round:
-            self._last_round = self._this_round or {position}
-            self._this_round = set()
+            self._last_led = self._led or {position}
+            self._this_round, self._led = set(), set()
             self.recorder.step += 1
         self._this_round.add(position)
+        if leads:
+            self._led.add(position)
         self._came_around = False
         self.recorder.record(
             "stepped",
@@ -253,7 +259,7 @@ class Watch:
         self._sampled = (self.recorder.step, moment)
 
     def _come_around(self, moment: str) -> None:
-        if self._came_around or not self._this_round >= self._last_round:
+        if self._came_around or not self._this_round >= self._last_led:
             return
         self._came_around = True
         step = self.recorder.step

@@ -212,6 +212,29 @@ def test_two_optimizers_after_one_backward_call_both_step(observe: Any) -> None:
     assert [len(losses) for losses in observed.column("stepped", "losses")] == [1, 0] * 3
 
 
+def test_an_optimizer_that_follows_at_some_steps_is_not_waited_for(observe: Any) -> None:
+    text = (
+        COMMON
+        + """
+    model, head = build(), nn.Linear(3, 1)
+    inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    outer = torch.optim.SGD(head.parameters(), lr=0.02)
+    for step in range(6):
+        loss = head(model(DATA[4 * step:][:4])).square().mean()
+        loss.backward()
+        inner.step()
+        if step % 2:
+            outer.step()
+    """
+    )
+    observed = observe(text, sample_steps=[2, 3], stop_step=5)
+    observed.is_whole()
+    assert observed.column("stepped", "optimizer") == [0, 0, 1, 0, 0, 1, 0]
+    assert observed.column("stepped", "step") == [1, 2, 2, 3, 4, 4, 5]
+    assert observed.state(3)["groups"]
+    assert observed.column("stopped", "step") == [5]
+
+
 def test_a_compiled_model_gives_the_same_facts_as_the_plain_one(observe: Any) -> None:
     text = (
         COMMON

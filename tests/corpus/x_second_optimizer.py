@@ -63,9 +63,8 @@ def save(job, step, path):
 def restore(job, path):
     state = torch.load(os.path.join(path, "state.pt"), weights_only=False)
     job.model.load_state_dict(state["model"])
-    for optimizer, held in zip(
-        job.optimizers[: 1 if job.first_only else None], state["optimizers"]
-    ):
+    restored = job.optimizers[:1] if job.first_only else job.optimizers
+    for optimizer, held in zip(restored, state["optimizers"], strict=False):
         optimizer.load_state_dict(held)
     job.scheduler.load_state_dict(state["scheduler"])
     job.loader.load_state_dict(state["loader"])

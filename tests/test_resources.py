@@ -58,7 +58,8 @@ def test_an_installed_ckptdrill_brings_drills_and_matrices(
     for folder in (drills, matrices, jobs, observer):
         assert folder.is_relative_to(installed_python.parent.parent)
     assert _files_below(drills) == _files_below(repository / "drills")
-    assert _files_below(matrices) == _files_below(repository / "matrices")
+    ours = {path for path in _files_below(repository / "matrices") if path.suffix != ".png"}
+    assert _files_below(matrices) == ours  # the picture of the README stays at home
     assert _files_below(observer) == _files_below(repository / "ckptdrill/observer")
 
 

@@ -25,8 +25,11 @@ _LAYOUTS = 16_384
 # Lines kept: those of a few topologies. Long ones, of large models, would fill the memory.
 _LINES = 32_768
 _LONG_LINE_BYTES = 16_384
-# Kinds that launches of one topology have in common; others name paths, which are their own.
-_SAID_AGAIN = frozenset({"batch", "restored", "rng", "roots", "state", "stepped"})
+# Kinds that launches of one topology have in common, but for times and paths.
+COMMON = frozenset(
+    {"batch", "event", "inventory", "load_begin", "load_end", "process_group", "restored", "rng"}
+    | {"roots", "save_begin", "save_end", "state", "stepped", "stopped"}
+)
 _decode = msgspec.json.Decoder().decode
 # Where facts have columns, by their kind.
 _WITH_COLUMNS = {
@@ -177,7 +180,7 @@ class Reader:
         Raises KeyError when a layout or part that it names was lost, ValueError when it is not JSON
         or columns do not fit their layout: such a fact is as unreadable as a torn line.
         """
-        again = kind in _SAID_AGAIN and len(rest) <= _LONG_LINE_BYTES
+        again = kind in COMMON and len(rest) <= _LONG_LINE_BYTES
         line = (_line if again else _line.__wrapped__)(kind, rest)
         if not line.layouts and not line.parts:
             return line.data

@@ -3,8 +3,8 @@
 In order: take every line apart into its head and the rest of its data; look up what files that say
 the same had to it; resolve the columns of the others. A thousand cells of 64 ranks are three
 million lines, and jobs that repeat themselves differ in times and paths alone. So what a file says
-besides those is the key under which it was read before, byte for byte, and only lines that name a
-path are read for every file anew.
+besides those is the key under which it was read before, byte for byte, and only lines of other
+kinds are read for every file anew.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ _LINE = re.compile(
     re.MULTILINE,
 )
 _LAYOUT = b"layout"
-# Kinds that launches of one topology have in common, but for times and paths.
-_COMMON = frozenset(
-    b"batch event inventory layout load_begin load_end process_group restored rng roots save_begin "
-    b"save_end state stepped stopped".split()
-)
+_COMMON = frozenset((_LAYOUT, *(kind.encode() for kind in columns.COMMON)))
 _FILES = 1024  # remembered: the ranks of some topologies, with what few of them have of their own
 _LARGE_FILE_BYTES = 256 * 1024  # those of large models would fill the memory
 _UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)

@@ -335,25 +335,24 @@ def _broken(verdict: Verdict) -> bool:
 
 def _suffix(matrix: Matrix, plan: Plan) -> str:
     """The checkpoint path below `{out}`, by which the save call of the source is recognised."""
-    step = plan.restore.restores.step if plan.restore.restores else matrix.job.restore_step
-    values = placeholders.placeholder_values(plan.source.topology, out="/", resume=None, step=step)
-    restored = plan.restore.restores
-    template = (restored.template if restored else None) or matrix.job.checkpoint
-    if "step" not in placeholders.used(template):
-        return ""  # a root of generations: its path does not tell which of them is restored
-    path = placeholders.fill(template, values, "job.checkpoint")
-    return str(PurePosixPath(path)).strip("/")
+    path, names_its_step = _below_out(matrix, plan)
+    return path if names_its_step else ""  # a root of generations does not tell which is restored
 
 
 def _root(matrix: Matrix, plan: Plan) -> str | None:
     """The checkpoint path below `{out}` of a job that keeps its checkpoints under one name."""
+    path, names_its_step = _below_out(matrix, plan)
+    return path if plan.claim is Claim.CONTINUES and not names_its_step else None
+
+
+def _below_out(matrix: Matrix, plan: Plan) -> tuple[str, bool]:
+    """The place below `{out}` of what a plan restores, and whether it is named by its step."""
     restored = plan.restore.restores
-    template = (restored.template if restored else None) or matrix.job.checkpoint
-    if plan.claim is not Claim.CONTINUES or "step" in placeholders.used(template):
-        return None
     step = restored.step if restored else matrix.job.restore_step
+    template = (restored.template if restored else None) or matrix.job.checkpoint
     values = placeholders.placeholder_values(plan.source.topology, out="/", resume=None, step=step)
-    return placeholders.fill(template, values, "job.checkpoint").strip("/")
+    path = str(PurePosixPath(placeholders.fill(template, values, "job.checkpoint"))).strip("/")
+    return path, "step" in placeholders.used(template)
 
 
 def _resume_only(job: Job) -> tuple[str, ...]:

@@ -19,7 +19,14 @@ from ckptdrill import history, journal
 from ckptdrill.errors import UserError
 from ckptdrill.history import PastRun
 from ckptdrill.model import VerdictWord
-from ckptdrill.store import MANIFEST_NAME, RunFolder, evidence_files
+from ckptdrill.store import (
+    COMPATIBILITY_NAME,
+    MANIFEST_NAME,
+    SEAL_NAME,
+    SEALED,
+    RunFolder,
+    evidence_files,
+)
 
 _DAY_S = 86_400.0
 _DOOMED = re.compile(r"\.\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ(-\d{3})?\.\d+\.removed")
@@ -27,11 +34,10 @@ _LIST_LINE = re.compile(r"[0-9a-f]{64}  (.+)")
 # What a run writes into its folder, at the top and below; the files of an unfinished run have no
 # list by which they could be told from those of somebody else.
 _TOP = frozenset(
-    {"cells", "damages", "launches", "observer", "replays", "warm", "work"}
+    {"cells", "conversions", "damages", "launches", "observer", "replays", "warm", "work"}
     | {"run.json", "matrix.yaml", "journal.jsonl", "sources.json", "source.manifest.json", ".lock"}
     | {"index.html", "packet.json", "packet.md", "junit.xml", "metrics.prom"}
-    | {"resume_compatibility.yaml", "attestation.json", "approval.json", "approved.html"}
-    | {"manifest-sha256.txt", "seal-sha256.txt"}
+    | {COMPATIBILITY_NAME, SEAL_NAME, *SEALED}
 )
 
 

@@ -39,13 +39,6 @@ LAUNCH_MANIFESTS_NAME = "manifests.json"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,120}")
 # Scratch of running launches, and the checkpoints under drill: never evidence, never listed.
 _NOT_EVIDENCE = ("work", "warm")
-_LAYOUT = b'{"fact":"layout",'  # how the observer begins the line of one
-# How it begins any other; a time that it took stands first, since it is never the same.
-_HEAD = re.compile(
-    rb'\{"fact":"(\w+)","t":([-+.\de]+),"rank":(\d+),"step":(\d+)'
-    rb'(?:,"took_s":([-+.\de]+))?(?:,(.*))?\}',
-    re.DOTALL,
-)
 
 
 def safe_name(name: str) -> str:

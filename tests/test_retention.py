@@ -152,3 +152,13 @@ def test_on_a_full_disk_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.M
     assert all(root.exists() for root in roots)
     cleared(tmp_path)
     assert len(history.read_all(tmp_path)) == 3
+
+
+def test_a_run_may_go_whatever_kinds_of_step_it_had(tmp_path: Path) -> None:
+    roots = [night(tmp_path, number, {"a": HELD}) for number in range(2)]
+    run = RunFolder(roots[0])
+    for path in (run.conversion("c"), run.damage("d"), run.replay("r"), run.launch("l") / "x"):
+        store.write_json(path, {})
+    store.write_manifest(run.root)
+    cleared(tmp_path, 1)
+    assert [root.exists() for root in roots] == [False, True]

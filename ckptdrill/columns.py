@@ -72,6 +72,11 @@ class Layout:
         return list(self.forms)
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """The names as a set that knows its hash."""
+        return frozenset(self.forms)
+
+    @cached_property
     def tensors(self) -> tuple[str, ...]:
         """The names that have a digest, in the order of the digests."""
         return tuple(name for name, form in self.forms.items() if form.is_tensor)
@@ -116,9 +121,12 @@ class Part(Mapping[str, JsonValue]):
 
         Tensors at different places are left out: they are different parts of something.
         """
+        equal = self.layout is other.layout and self.digests == other.digests
+        if equal and self.plain == other.plain and self.packed == other.packed:
+            return []
         tensors, others = _comparable(self.layout, other.layout)
         found = [name for name in others if self[name] != other[name]]
-        if self.layout is other.layout and self.digests == other.digests:
+        if equal:
             return found
         return [name for name in tensors if self._digest(name) != other._digest(name)] + found
 
@@ -166,16 +174,17 @@ class Reader:
         return other
 
     def keep_layout(self, rest: bytes) -> None:
-        """Remember the layout that a line records after its head.
+        """Remember the layout that a line records after its head, to its closing brace.
 
         Raises ValueError when it is not one.
         """
         head, names, content = rest.partition(b'"names":')
         _, _, key = head.rstrip(b'",').rpartition(b'"id":"')
-        self._layouts[key.decode()] = _layout(names + content + b"}")
+        self._layouts[key.decode()] = _layout(names + content)
 
     def resolved(self, kind: str, rest: bytes) -> dict[str, JsonValue]:
-        """The data of a fact from the rest of its line, with mappings in place of columns.
+        """The data of a fact from the rest of its line, to its closing brace, with mappings in
+        place of columns.
 
         Raises KeyError when a layout or part that it names was lost, ValueError when it is not JSON
         or columns do not fit their layout: such a fact is as unreadable as a torn line.
@@ -236,7 +245,7 @@ class _Line:
 @lru_cache(maxsize=_LINES)
 def _line(kind: str, rest: bytes) -> _Line:
     """What is equal byte for byte is parsed once: a state that came back whole, in every launch."""
-    data = parsed(b"{" + rest + b"}")
+    data = parsed(b"{" + rest)
     columns = [data[name] for name in _columns_in(kind, data)]
     layouts = [column[0] for column in columns if len(column) > 2]
     layouts += [g["members"] for groups in data.get("groups", ()) for g in groups]

@@ -47,7 +47,7 @@ _RESUMING = re.compile(r"resum|restart|restor|continue|load|ckpt|checkpoint", re
 _OWN_MATTER = {Reason.EVIDENCE_MISSING, Reason.NOT_EXERCISED, Reason.NOISY_REFERENCE}
 # Fact files that take as long to judge as a process takes to start.
 _FILES_WORTH_A_PROCESS = 2000
-_LAUNCHES_KEPT = 16  # source, repeats, control, baseline, and the restores of one or two cells
+_LAUNCHES_KEPT = 8  # source, repeats, control, baseline, and the restores of one or two cells
 
 
 def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Verdict, ...]:
@@ -382,4 +382,6 @@ def _write_verdict(run: RunFolder, plan: Plan, verdict: Verdict) -> None:
         "expected": verdict.meets(plan.cell.expect),
         "expectation": to_json(plan.cell.expect),
     }
-    write_json(run.cell(plan.cell.id) / "verdict.json", {**to_json(verdict), **expected})
+    # A verdict can be had again from the facts: waiting for the disk takes longer than judging.
+    path = run.cell(plan.cell.id) / "verdict.json"
+    write_json(path, {**to_json(verdict), **expected}, durable=False)

@@ -652,7 +652,7 @@ def to_json(value: Any) -> JsonValue:
     if isinstance(value, Mapping):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [to_json(v) for v in value]
+        return [v if type(v) is str else to_json(v) for v in value]
     return value
 
 

@@ -420,11 +420,16 @@ def _filler(setting: Setting, launch: Launch) -> Callable[[str, str], str]:
 
 
 def _sampled(setting: Setting, launch: Launch, offset: int) -> list[int]:
-    """Steps, in the job's count, at which the state is recorded: the saves and the whole window."""
+    """Steps, in the job's count, at which the state is recorded: the saves and the whole window.
+
+    Of the window of a restore the ends and the first update are enough: every sample takes a pass
+    over all of the state, and what other steps are compared by (loss, LR, rows) is in none.
+    """
     job = setting.matrix.job
     begin = offset if launch.restores else job.restore_step
-    wanted = {*job.saves, job.restore_step, *range(begin, begin + job.window + 1)}
-    wanted |= _tier_saves(job)
+    window = range(begin, begin + job.window + 1)
+    wanted = {*job.saves, job.restore_step, *(window[:: job.window] if launch.restores else window)}
+    wanted |= {begin + 1} | _tier_saves(job)
     # Any save may be restored: its first update, too.
     wanted |= {step + 1 for step in wanted & {*job.saves, *_tier_saves(job)}}
     return sorted(step for step in wanted if offset <= step <= launch.stop_step)

@@ -124,8 +124,9 @@ class RunFolder:
         return self.root / "warm"
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write `path` so that a reader sees the old content or the new one, never a part.
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write `path` so that a reader sees the old content or the new one, never a part; of what is
+    not `durable` that holds but for a machine that loses its power.
 
     Raises UserError when the disk is full or the folder cannot be written.
     """
@@ -135,17 +136,19 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as stream:
             stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         temporary.replace(path)
-        _fsync_directory(path.parent)
+        if durable:
+            _fsync_directory(path.parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """`write_atomic` of `value` as indented JSON with sorted keys."""
-    write_atomic(path, _indented(value) + "\n")
+    write_atomic(path, _indented(value) + "\n", durable=durable)
 
 
 def _indented(value: Any) -> str:

@@ -39,7 +39,7 @@ _DATA = re.compile(r"loader|sampler|dataset|(^|[._:])data([._]|$)", re.IGNORECAS
 _RANDOM = re.compile(r"rng|random|generator|seed", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Saved:
     """The leaves of one save (or load), over all ranks and all calls of that step."""
 
@@ -69,7 +69,7 @@ class Saved:
 
     def whole(self, key: str) -> Logical | None:
         """The tensor that the ranks saved together, where that can be told without its leaves."""
-        return self._wholes.get(key)
+        return self.wholes.get(key)
 
     @cached_property
     def _values(self) -> dict[str, tuple[JsonValue, ...]]:
@@ -92,7 +92,8 @@ class Saved:
         return found
 
     @cached_property
-    def _wholes(self) -> Mapping[str, Logical]:
+    def wholes(self) -> Mapping[str, Logical]:
+        """Every `whole` by its key."""
         return {
             prefix + name: logical
             for prefix, facts in self._by_prefix.items()
@@ -125,6 +126,13 @@ def saved_at(run: Trajectory, step: int) -> Saved:
 
 def lost_leaves(run: Trajectory, step: int) -> str | None:
     """The first save call of `step` whose leaves were not recorded, in words."""
+    if ("lost leaves", step) not in run.derived:
+        run.derived["lost leaves", step] = _lost_leaves(run, step)
+    lost: str | None = run.derived["lost leaves", step]
+    return lost
+
+
+def _lost_leaves(run: Trajectory, step: int) -> str | None:
     calls = [f for f in run.record.of("save_begin") if f.step + run.offset == step]
     recorded = {(f.rank, f.data.get("path")) for f in saved_at(run, step).facts}
     for call in calls:
@@ -169,7 +177,7 @@ def next_save(
     ignored += [_DATA] if data_holds else []  # what the loader does counts, not how it says it
     comparison = _Comparison(reference, restored, others, beside, safety, tuple(ignored))
     problems = [*collapsed(pair), *probed(pair)]
-    problems += [text for key in sorted(comparison.keys) if (text := comparison.problem(key))]
+    problems += [text for key in comparison.suspects if (text := comparison.problem(key))]
     numbers = {"step": step, "leaves": len(reference.keys), "differing": len(problems)}
     if not problems:
         return Check(
@@ -318,7 +326,21 @@ class _Comparison:
         keys = set(self.reference.keys)
         if self.control is not None and self.control.keys:
             keys &= set(self.control.keys)
-        return {key for key in keys | self.restored.keys if self._in_question(key)}
+        return {
+            key
+            for key in keys | self.restored.keys
+            if self._in_question(key) and not _is_path(self.restored, key)
+        }
+
+    @cached_property
+    def suspects(self) -> list[str]:
+        """The keys but those of tensors that are, whole and bit by bit, the reference's."""
+        wanted, found = self.reference.wholes, self.restored.wholes
+        return sorted(
+            key
+            for key in self.keys
+            if key not in wanted or key not in found or wanted[key].content != found[key].content
+        )
 
     def problem(self, key: str) -> str | None:
         """What is wrong with a leaf, in words that begin with its key; None when it is right."""
@@ -339,15 +361,10 @@ class _Comparison:
         """False for what names the process and not the training, for what the source itself does
         not reproduce, and for state whose item is judged by behaviour.
         """
-        if any(_matches(pattern, key) for pattern in self.ignored):
-            return False
-        if _is_path(self.reference, key) or _is_path(self.restored, key):
-            return False
-        return all(
-            _alike(self.reference, repeat, key) or _floating(self.reference.values(key))
-            for repeat in self.repeats
-            if repeat.keys
-        )
+        asked = (self.reference, tuple(self.repeats), self.ignored)
+        if key in self.reference.keys:
+            return key in _in_question(*asked)
+        return _is_in_question(key, *asked)
 
     def _agree(self, key: str) -> bool:
         if _alike(self.reference, self.restored, key):
@@ -365,10 +382,24 @@ class _Comparison:
         return math.isfinite(distance) and distance <= max(self.safety * band, FLOOR)
 
 
-@lru_cache(maxsize=100_000)
-def _matches(pattern: re.Pattern[str], key: str) -> bool:
-    """Thousands of saves have the same keys."""
-    return pattern.search(key) is not None
+@lru_cache(maxsize=16)
+def _in_question(
+    reference: Saved, repeats: tuple[Saved, ...], ignored: tuple[re.Pattern[str], ...]
+) -> frozenset[str]:
+    """The keys of a reference that are in question: the same for all cells that share it."""
+    return frozenset(k for k in reference.keys if _is_in_question(k, reference, repeats, ignored))
+
+
+def _is_in_question(
+    key: str, reference: Saved, repeats: tuple[Saved, ...], ignored: tuple[re.Pattern[str], ...]
+) -> bool:
+    if any(pattern.search(key) for pattern in ignored) or _is_path(reference, key):
+        return False
+    return all(
+        _alike(reference, repeat, key) or _floating(reference.values(key))
+        for repeat in repeats
+        if repeat.keys
+    )
 
 
 def _alike(one: Saved, other: Saved, key: str) -> bool:

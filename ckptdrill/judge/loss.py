@@ -103,14 +103,8 @@ def deviation(reference: float | None, other: float | None) -> float:
 
 def largest_deviation(reference: Trajectory, other: Trajectory, steps: Iterable[int]) -> float:
     """The largest deviation over the steps both runs have; 0 when there is none."""
-    return max(
-        (
-            deviation(reference.loss(s), other.loss(s))
-            for s in steps
-            if s in reference.stepped and s in other.stepped
-        ),
-        default=0.0,
-    )
+    both = [s for s in steps if s in reference.stepped and s in other.stepped]
+    return max((deviation(reference.loss(s), other.loss(s)) for s in both), default=0.0)
 
 
 def _band(

@@ -76,14 +76,8 @@ def _scales(pair: Pair, step: int) -> list[JsonValue]:
 
 def _idle_extra_state(pair: Pair) -> str:
     """Modules keep fp8 scales in `_extra_state`; without hardware for fp8 they stay as they are."""
-    seen = [
-        {
-            key: repr(values)
-            for key, values in saved_at(pair.reference, step).leaves.items()
-            if _EXTRA in key
-        }
-        for step in saved_steps(pair.reference)
-    ]
+    saves = [saved_at(pair.reference, step) for step in saved_steps(pair.reference)]
+    seen = [{key: repr(s.values(key)) for key in s.keys if _EXTRA in key} for s in saves]
     if len(seen) < 2 or not seen[0] or any(each != seen[0] for each in seen):
         return ""
     return f"{next(iter(seen[0]))} never changed from one save to the next"

@@ -162,6 +162,8 @@ def _other_rate(
     Rank by rank where the ranks are the same; else every rank needs one of the reference that
     agrees with it.
     """
+    if reference == restored:
+        return None
     same = set(reference) == set(restored)
     for rank, used in sorted(restored.items()):
         candidates = [reference[rank]] if same else [*dict.fromkeys(reference.values())]

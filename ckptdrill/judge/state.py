@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from msgspec import structs
 
+from ckptdrill.columns import Part
 from ckptdrill.judge.logical import Logical, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
@@ -164,10 +165,16 @@ def _missing_on_a_rank(state: Sampled) -> list[str]:
     return [
         f"{name} is missing on rank {after.rank} after the restore"
         for before, after in zip(state.source, state.target, strict=True)
-        for name in sorted(before.data["optimizer"].keys() - after.data["optimizer"].keys())
+        for name in _lacking(before.data["optimizer"], after.data["optimizer"])
         if any(name in other.data["optimizer"] for other in state.target)
         and not _holds_nothing(after, name)
     ]
+
+
+def _lacking(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> Collection[str]:
+    if isinstance(before, Part) and isinstance(after, Part) and before.layout is after.layout:
+        return ()
+    return sorted(before.keys() - after.keys())
 
 
 def _holds_nothing(fact: Fact, name: str) -> bool:
@@ -350,10 +357,13 @@ def _by_rank(state: Sampled, part: str) -> list[tuple[int, JsonValue, JsonValue]
 def _on_other_stages(state: Sampled) -> bool:
     """Whether parameters have moved between ranks, as they do with the pipeline degree."""
     source, target = (
-        {frozenset(fact.data["weights"]) for fact in facts}
-        for facts in (state.source, state.target)
+        {_names(fact.data["weights"]) for fact in facts} for facts in (state.source, state.target)
     )
     return source != target and max(len(source), len(target)) > 1
+
+
+def _names(part: Mapping[str, JsonValue]) -> frozenset[str]:
+    return part.layout.names if isinstance(part, Part) else frozenset(part)
 
 
 def _whole_groups(state: Sampled) -> list[tuple[int, JsonValue, JsonValue]]:

@@ -114,21 +114,23 @@ _IN_WORDS = {
 
 def _mechanism(pair: Pair, plan: Plan) -> Mechanism:
     """By what the optimizer had at the first forward, then by what was planned."""
-    moments = [
-        {
-            name
-            for fact in run.sample("state", pair.restore_step)
-            for name in fact.data["optimizer"]
-            if not states.is_master(name)
-        }
-        for run in (pair.reference, pair.restored)
-    ]
-    if moments[0] and not moments[1]:
+    before, after = (
+        _has_moments(run, pair.restore_step) for run in (pair.reference, pair.restored)
+    )
+    if before and not after:
         return Mechanism.WEIGHTS_ONLY
     if plan.conversion is not None:
         return Mechanism.CONVERSION
     alike = plan.source.topology.same_layout(plan.restore.topology)
     return Mechanism.NATIVE if alike else Mechanism.RESHARD
+
+
+def _has_moments(run: Trajectory, step: int) -> bool:
+    return any(
+        not states.is_master(name)
+        for fact in run.sample("state", step)
+        for name in fact.data["optimizer"]
+    )
 
 
 def _empty_handed(run: Trajectory) -> str:

@@ -6,6 +6,7 @@ its slowest rank. What the facts cannot tell apart is said to be merged, never s
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -27,19 +28,33 @@ def phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
     (they are the drill's, no job pays them), `initialize` the rest from the start of the process to
     its first batch. `merged` are the phases that one call does together; all of them are in `read`.
     """
-    ranks = [found for facts in record.by_rank.values() if (found := _of_rank(facts))]
+    started, batches = (_first_of_ranks(record.of(kind)) for kind in ("started", "batch"))
+    loads = _of_ranks(record.of("load_end"))
+    sampled = _of_ranks(fact for fact in record.of("state") if fact.step == 0)
+    ranks = [
+        _of_rank(began, batches[rank], loads.get(rank, ()), sampled.get(rank, ()))
+        for rank, began in started.items()
+        if rank in batches
+    ]
     if not ranks:
         return {}
     slowest = max(ranks, key=lambda found: sum(found.values()))
     return {**slowest, "merged": _merged(record.of("load_end"))}
 
 
-def _of_rank(facts: Sequence[Fact]) -> dict[str, float]:
-    started, batch = (next((f for f in facts if f.kind == k), None) for k in ("started", "batch"))
-    if started is None or batch is None:
-        return {}
-    load_s = _took_s(f for f in facts if f.kind == "load_end" and f.t <= batch.t)
-    sampled = [f for f in facts if f.kind == "state" and f.step == 0]
+def _first_of_ranks(facts: Sequence[Fact]) -> Mapping[int, Fact]:
+    return {fact.rank: fact for fact in reversed(facts)}
+
+
+def _of_ranks(facts: Iterable[Fact]) -> Mapping[int, Sequence[Fact]]:
+    """Facts of one kind, which stand rank by rank, by their rank."""
+    return {rank: tuple(found) for rank, found in itertools.groupby(facts, lambda f: f.rank)}
+
+
+def _of_rank(
+    started: Fact, batch: Fact, loads: Sequence[Fact], sampled: Sequence[Fact]
+) -> dict[str, float]:
+    load_s = _took_s(f for f in loads if f.t <= batch.t)
     validate_s = _took_s(f for f in sampled if f.data.get("at") != "made")
     idle_s = load_s + _took_s(sampled)
     return {

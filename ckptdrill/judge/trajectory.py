@@ -130,10 +130,8 @@ class Trajectory:
     def row_counts(self, step: int) -> Counter[str]:
         """How often each row was consumed by all ranks in the step that leads to `step`."""
         if ("rows", step) not in self.derived:
-            total: Counter[str] = Counter()
-            for fact in self.batches.get(step, ()):
-                total.update(fact.data["rows"])
-            self.derived["rows", step] = total
+            rows = (fact.data["rows"] for fact in self.batches.get(step, ()))
+            self.derived["rows", step] = Counter(itertools.chain.from_iterable(rows))
         counts: Counter[str] = self.derived["rows", step]
         return counts
 
@@ -181,7 +179,11 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
     """
     if not checkpoint_suffix:
         return None
-    return max(local_steps_of_save(record, checkpoint_suffix), default=None)
+    key = ("saved at", checkpoint_suffix)
+    if key not in record.derived:
+        record.derived[key] = max(local_steps_of_save(record, checkpoint_suffix), default=None)
+    step: int | None = record.derived[key]
+    return step
 
 
 def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...]:

@@ -9,7 +9,9 @@ optimizer, a lost scaler or a wrong batch shows here even where the loss is stil
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -44,7 +46,8 @@ def first(
     step = pair.restore_step + 1
     wanted, found = update(pair.reference, step), update(pair.restored, step)
     names = wanted.keys() & found.keys()  # names that only one run has are the keys' matter
-    wanted, found = ({n: v[n] for n in sorted(names)} for v in (wanted, found))
+    if names != wanted.keys() or names != found.keys():
+        wanted, found = ({n: v[n] for n in sorted(names)} for v in (wanted, found))
     refs = tuple(
         f.ref
         for run in (pair.reference, pair.restored)
@@ -114,12 +117,14 @@ def update(run: Trajectory, step: int) -> Vectors:
     """Projection of each parameter's change in the step that completes `step`; empty if
     unobserved.
     """
-    before, after = projections(run, step - 1), projections(run, step)
-    return {
-        name: [b - a for a, b in zip(before[name], after[name], strict=True)]
-        for name in before
-        if name in after
-    }
+    if ("update", step) not in run.derived:
+        before, after = projections(run, step - 1), projections(run, step)
+        run.derived["update", step] = {
+            name: [b - a for a, b in zip(before[name], after[name], strict=True)]
+            for name in sorted(before.keys() & after.keys())
+        }
+    found: Vectors = run.derived["update", step]
+    return found
 
 
 def lost_sample(run: Trajectory, step: int) -> str | None:
@@ -195,19 +200,15 @@ def _sources(
 
 def relative_distance(wanted: Vectors, found: Vectors) -> float:
     """|found - wanted| / |wanted| over all parameters together."""
-    norm = math.sqrt(sum(x * x for v in wanted.values() for x in v))
-    gap = math.sqrt(sum(_gap(v, found.get(name, ())) ** 2 for name, v in wanted.items()))
+    norm = _norm(wanted)
+    gap = math.hypot(*(_gap(v, found.get(name, ())) for name, v in wanted.items()))
     return gap / norm if norm else math.inf
 
 
 def cosine(wanted: Vectors, found: Vectors) -> float:
     """Cosine of the angle between both updates, estimated from the projections."""
-    dot = sum(
-        x * y
-        for name, v in wanted.items()
-        if name in found
-        for x, y in zip(v, found[name], strict=True)
-    )
+    both = [(v, found[name]) for name, v in wanted.items() if name in found]
+    dot = sum(sum(map(operator.mul, a, b)) for a, b in both)
     return dot / max(_norm(wanted) * _norm(found), 1e-300)
 
 
@@ -217,10 +218,10 @@ def norm_ratio(wanted: Vectors, found: Vectors) -> float:
 
 
 def _norm(vectors: Vectors) -> float:
-    return math.sqrt(sum(x * x for v in vectors.values() for x in v))
+    return math.hypot(*itertools.chain.from_iterable(vectors.values()))
 
 
 def _gap(wanted: Sequence[float], found: Sequence[float]) -> float:
     if len(wanted) != len(found):
         return math.hypot(*wanted)
-    return math.hypot(*(x - y for x, y in zip(wanted, found, strict=True)))
+    return math.dist(wanted, found)

@@ -39,6 +39,7 @@ from tests.judge.training import Layout, Training, lr, topology
 SAVES, RESTORE_STEP, WINDOW = (4, 8, 12), 8, 5
 END_STEP = RESTORE_STEP + WINDOW
 SAMPLED = {0, *SAVES, *(s + 1 for s in SAVES), *range(RESTORE_STEP, END_STEP + 1)}
+SAMPLED_BY_RESTORES = {*SAVES, *(s + 1 for s in SAVES), END_STEP}
 DECLARED = Policy(rng_other_world_size=RngPolicy.NOT_GUARANTEED)
 ENDED_WELL = {"launcher": "torchrun", "returncode": 0, "signal": None, "timed_out": False}
 Edit = Callable[[dict[str, Any]], None]
@@ -314,6 +315,7 @@ def _lines(launch: Launch, job: Training, at: int, layout: Layout) -> Iterator[L
         yield "load_end", 0, {"call": "load", "path": path, "took_s": 0.25}
         leaves = job.leaves(at, layout)
         yield "inventory", 0, {"at": "load", "call": "load", "path": path, "leaves": leaves}
+    sampled = SAMPLED if launch.restores is None else SAMPLED_BY_RESTORES | {at, at + 1}
     for step in range(at, launch.stop_step + 1):
         local = step - at
         if step in SAVES and step > at:
@@ -323,7 +325,7 @@ def _lines(launch: Launch, job: Training, at: int, layout: Layout) -> Iterator[L
             leaves = job.leaves(step, layout)
             yield "inventory", local, {"at": "save", "call": "save", "path": path, "leaves": leaves}
             yield "save_end", local, {"call": "save", "path": path, "took_s": 0.1}
-        if step in SAMPLED or local == 0:
+        if step in sampled or local == 0:
             yield from _sample(job, step, local, layout, "forward")
         if step == launch.stop_step:
             break

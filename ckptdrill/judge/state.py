@@ -44,6 +44,14 @@ class Sampled:
         return self.lost
 
     @cached_property
+    def on_other_stages(self) -> bool:
+        """Whether parameters have moved between ranks, as they do with the pipeline degree."""
+        source, target = (
+            {_names(fact.data["weights"]) for fact in facts} for facts in (self.source, self.target)
+        )
+        return source != target and max(len(source), len(target)) > 1
+
+    @cached_property
     def refs(self) -> tuple[str, ...]:
         """The facts compared."""
         return tuple(f.ref for f in (*self.source, *self.target))
@@ -160,7 +168,7 @@ def is_master(name: str) -> bool:
 
 def _missing_on_a_rank(state: Sampled) -> list[str]:
     """Entries that a rank held in the source and does not hold now, though another rank may."""
-    if len(state.source) != len(state.target) or _on_other_stages(state):
+    if len(state.source) != len(state.target) or state.on_other_stages:
         return []
     return [
         f"{name} is missing on rank {after.rank} after the restore"
@@ -191,7 +199,7 @@ def hyperparameters(state: Sampled) -> Check:
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
     problems: list[str] = []
-    pairs = _whole_groups(state) if _on_other_stages(state) else _by_rank(state, "groups")
+    pairs = _whole_groups(state) if state.on_other_stages else _by_rank(state, "groups")
     for rank, before, after in pairs:
         source, target = _groups(before), _groups(after)
         if not source:
@@ -352,14 +360,6 @@ def _by_rank(state: Sampled, part: str) -> list[tuple[int, JsonValue, JsonValue]
         if all(before != b or after != a for _, b, a in pairs):
             pairs.append((rank, before, after))
     return pairs
-
-
-def _on_other_stages(state: Sampled) -> bool:
-    """Whether parameters have moved between ranks, as they do with the pipeline degree."""
-    source, target = (
-        {_names(fact.data["weights"]) for fact in facts} for facts in (state.source, state.target)
-    )
-    return source != target and max(len(source), len(target)) > 1
 
 
 def _names(part: Mapping[str, JsonValue]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -334,12 +334,32 @@ class PolicySection(Section):
     approved: dict[str, str] = {}
 
 
+class ReproSection(Section):
+    """`expect[].repro`: a short program that shows the same without the job."""
+
+    program: str
+    ranks: Degree = 1
+
+    @field_validator("program")
+    @classmethod
+    def _beside_the_matrix(cls, program: str) -> str:
+        problem = placeholders.problem_in(program, ("repros",))
+        if problem:
+            raise _wrong(problem)
+        path = PurePosixPath(program)
+        if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
+            allowed = "allowed: a .py file below the folder of the matrix, or '{repros}/NAME.py'"
+            raise _wrong(f"found {program!r}; {allowed}")
+        return program
+
+
 class ExpectSection(Section):
     """One rule of `expect`; `when` narrows it to some of the entry's cells."""
 
     verdict: VerdictWord
     reason: Reason | None = None
     why: str = ""
+    repro: ReproSection | None = None
     when: dict[str, Any] = {}
 
 

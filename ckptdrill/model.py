@@ -189,6 +189,18 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Repro:
+    """A short program that shows without the job what a cell comes to.
+
+    `program` is an absolute path; torchrun starts it with `ranks` processes, and it is given an
+    empty folder.
+    """
+
+    program: str
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
 class Expectation:
     """What the matrix says of a cell in advance; the exit code reports against it, a gate does
     not.
@@ -197,6 +209,7 @@ class Expectation:
     verdict: VerdictWord
     reason: Reason | None = None
     why: str = ""
+    repro: Repro | None = None
 
 
 # A part of the data order that can be out of scope alone: datasets too large for a second epoch.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ckptdrill import matrix, resources, yaml_lines
 from ckptdrill.errors import UserError
-from ckptdrill.model import Expectation, Item, Reason, RngPolicy, Topology, VerdictWord
+from ckptdrill.model import Expectation, Item, Reason, Repro, RngPolicy, Topology, VerdictWord
 
 DRILLS = (*matrix.DERIVED_DRILLS, "corrupt-shard", "older-step")
 DRILL = '''"""A drill."""
@@ -893,6 +893,55 @@ def test_an_interpreter_of_the_command_line_must_exist(on_disk: Path) -> None:
     ) as caught:
         matrix.load(on_disk, python="/no/python")
     assert caught.value.where == "--python"
+
+
+def with_repro(path: Path, program: str) -> None:
+    change(path, 'why: "known"', f'why: "known", repro: {{program: "{program}", ranks: 2}}')
+
+
+def test_a_program_that_shows_what_is_expected_lies_below_the_matrix(on_disk: Path) -> None:
+    (on_disk.parent / "shows").mkdir()
+    (on_disk.parent / "shows" / "flip.py").write_text("print('see')\n")
+    with_repro(on_disk, "shows/flip.py")
+    expected = Repro(str(on_disk.parent / "shows" / "flip.py"), 2)
+    told = [cell.expect and cell.expect.repro for cell in matrix.load(on_disk).cells]
+    assert told == [None] * 3 + [expected] * 3
+
+
+def test_a_shipped_program_is_named_by_its_placeholder(on_disk: Path, shipped: Path) -> None:
+    (shipped / "repros").mkdir(exist_ok=True)
+    (shipped / "repros" / "flip.py").write_text("print('see')\n")
+    with_repro(on_disk, "{repros}/flip.py")
+    last = matrix.load(on_disk).cells[-1].expect
+    assert last is not None
+    assert last.repro == Repro(str(shipped / "repros" / "flip.py"), 2)
+
+
+@pytest.mark.parametrize(
+    ("program", "fragments"),
+    [
+        ("gone.py", ("no Python file", "m.yaml:31:", "matrix[1].expect[0].repro.program")),
+        ("../train.py", ("m.yaml:31:", "repro.program", "below the folder of the matrix")),
+        ("/tmp/train.py", ("m.yaml:31:", "below the folder of the matrix")),
+        ("{repros}/../train.py", ("m.yaml:31:", "'{repros}/NAME.py'")),
+        ("{jobs}/train.py", ("unknown placeholder {jobs}", "allowed: {repros}")),
+        ("link.py", ("is a link to another folder", "m.yaml:31:", "copy it into the folder")),
+        ("torn.py", ("not Python", "m.yaml:31:")),
+    ],
+)
+def test_a_program_elsewhere_or_none_is_refused(
+    on_disk: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    program: str,
+    fragments: tuple[str, ...],
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret.py"
+    elsewhere.write_text("print('not yours')\n")
+    (on_disk.parent / "link.py").symlink_to(elsewhere)
+    (on_disk.parent / "torn.py").write_text("def\n")
+    with_repro(on_disk, program)
+    message = load_refusal(on_disk)
+    assert all(fragment in message for fragment in fragments), message
 
 
 def test_no_text_of_the_file_reaches_the_terminal_raw() -> None:

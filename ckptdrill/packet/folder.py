@@ -96,6 +96,7 @@ def _read_cell(run: RunFolder, cell_id: str, launches: Mapping[str, JsonValue]) 
         damage=_read_damage(run, plan, problems),
         launches=launches,
         replayable=(folder / "repro.sh").is_file(),
+        has_repro=(folder / store.REPRO_NAME).is_file(),
         problems=tuple(problems),
     )
 

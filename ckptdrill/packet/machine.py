@@ -108,6 +108,7 @@ def _cell(view: CellView) -> dict[str, JsonValue]:
         "damage": to_json(view.damage),
         "restore": _restore(view),
         "replay": view.replay,
+        "repro": view.repro,
         "documented": documented.as_json(view.documented),
     }
 

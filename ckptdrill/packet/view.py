@@ -36,6 +36,7 @@ from ckptdrill.model import (
 from ckptdrill.packet import documented, manifests, text
 from ckptdrill.packet.documented import ClaimView
 from ckptdrill.packet.manifests import ManifestView
+from ckptdrill.store import REPRO_NAME
 
 # A conversion is a phase of the cells that have one, and not missing in the others.
 CONVERSION = "conversion"
@@ -66,6 +67,7 @@ class StoredCell:
     damage: JsonValue = None
     launches: Mapping[str, JsonValue] = field(default_factory=dict)
     replayable: bool = False
+    has_repro: bool = False
     problems: tuple[str, ...] = ()
 
 
@@ -192,6 +194,7 @@ class CellView:
     damage: DamageView | None
     phases: Phases | None
     replay: str | None
+    repro: str | None = None
     cell: Cell | None = field(repr=False, default=None)
     documented: tuple[ClaimView, ...] = ()
     points: tuple[PointView, ...] = ()
@@ -641,6 +644,7 @@ def _cell(stored: StoredCell, stack: Stack | None, given: JsonValue) -> CellView
         damage=_damage(plan, stored.damage) if plan else None,
         phases=_phases(verdict.numbers),
         replay=f"cells/{stored.id}/repro.sh" if stored.replayable else None,
+        repro=f"cells/{stored.id}/{REPRO_NAME}" if stored.has_repro else None,
         cell=cell,
         documented=documented.beside(stack, cell, verdict),
         points=tuple(_points(verdict)),

@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -159,6 +160,14 @@ class JobSection(Section):
             raise _wrong(f"found {saves}; allowed: every step once, ascending, as {ordered}")
         return saves
 
+    @field_validator("restore_step")
+    @classmethod
+    def _saved(cls, restore_step: int | None, info: ValidationInfo) -> int | None:
+        saves = info.data.get("saves")
+        if saves and restore_step is not None and restore_step not in saves:
+            raise _wrong(f"found {restore_step}; allowed: one of saves, {saves}")
+        return restore_step
+
     @field_validator("checkpoint")
     @classmethod
     def _inside_out(cls, checkpoint: str) -> str:
@@ -194,9 +203,6 @@ class JobSection(Section):
         return (*self.args, *self.resume_args, *self.env.values())
 
     def _check_steps(self) -> None:
-        if self.restore_step is not None and self.restore_step not in self.saves:
-            allowed = f"allowed: one of saves, {self.saves}"
-            raise _wrong(f"found {self.restore_step}; {allowed}", "restore_step")
         if "step" not in placeholders.used(self.checkpoint):
             self._check_root()
         if self.start_step is not None and self.saves[0] <= self.start_step:

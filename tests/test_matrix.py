@@ -895,6 +895,12 @@ def test_an_interpreter_of_the_command_line_must_exist(on_disk: Path) -> None:
     assert caught.value.where == "--python"
 
 
+def test_a_bad_window_hides_no_step_that_is_not_saved() -> None:
+    found = refusal(edited(("window: 5", "window: 1"), ("restore_step: 4", "restore_step: 5")))
+    assert "job.window: found 1" in found
+    assert "job.restore_step: found 5; allowed: one of saves, [4, 8]" in found
+
+
 def with_repro(path: Path, program: str) -> None:
     change(path, 'why: "known"', f'why: "known", repro: {{program: "{program}", ranks: 2}}')
 

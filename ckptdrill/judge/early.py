@@ -183,6 +183,10 @@ def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | N
         f"step {evidence.start_step + later[0]}, within the window, and job.checkpoint does not "
         "name the step"
     )
+    end = evidence.start_step + max(fact.step for fact in source.of("stepped"))
+    if end == evidence.start_step + later[0] < evidence.plan.source.stop_step:
+        why += f"; the script itself ended there, before step {evidence.plan.source.stop_step}"
+        return why, "let the script train on (job.args), or name the checkpoint by its {step}"
     return why, (
         f"make job.window {later[0] - step - 1} or shorter, have the script save less often "
         "(job.args), or name the checkpoint by its {step}"

@@ -207,12 +207,13 @@ def hyperparameters(state: Sampled) -> Check:
             return Check(Item.HYPERPARAMETERS, Held.NOT_OBSERVED, what)
         if len(source) != len(target):
             problems.append(
-                f"{len(source)} parameter groups in the source, {len(target)} after the restore"
+                f"parameter groups: {len(source)} in the source, {len(target)} after the restore"
             )
         for number, (one, other) in enumerate(zip(source, target, strict=False)):
             problems += [f"{p}{_on(rank)}" for p in _group_problems(number, one, other)]
     count = len(_groups(state.source[0].data["groups"]))
-    return _row(Item.HYPERPARAMETERS, problems, f"{count} groups equal", state.refs)
+    equal = f"{count} group{'' if count == 1 else 's'} equal"
+    return _row(Item.HYPERPARAMETERS, problems, equal, state.refs)
 
 
 def group_learning_rates(state: Sampled) -> tuple[str, ...]:

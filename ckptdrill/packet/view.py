@@ -32,8 +32,9 @@ from ckptdrill.model import (
     VerdictWord,
     from_json,
 )
-from ckptdrill.packet import documented, manifests, text
+from ckptdrill.packet import documented, lines, manifests, text
 from ckptdrill.packet.documented import ClaimView
+from ckptdrill.packet.lines import CitedLine
 from ckptdrill.packet.manifests import ManifestView
 from ckptdrill.packet.run import RunView, of_run
 from ckptdrill.store import REPRO_NAME
@@ -56,7 +57,8 @@ class StoredCell:
     """The files of one cell as JSON values; None where a file is missing or could not be read.
 
     `launches` maps the id of each launch of the run that began to its launch.json, with the keys
-    BOUND of its exit.json and, under manifests.KEY, what its manifests.json lists.
+    BOUND of its exit.json and, under manifests.KEY, what its manifests.json lists. `lines` are the
+    beginnings of the lines of facts to show, by their ref.
     """
 
     id: str
@@ -66,6 +68,7 @@ class StoredCell:
     launches: Mapping[str, JsonValue] = field(default_factory=dict)
     replayable: bool = False
     has_repro: bool = False
+    lines: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -197,6 +200,7 @@ class CellView:
     documented: tuple[ClaimView, ...] = ()
     points: tuple[PointView, ...] = ()
     manifests: tuple[ManifestView, ...] = ()
+    lines: tuple[tuple[FactRef, CitedLine], ...] = ()
     numbers: Mapping[str, JsonValue] = field(repr=False, default_factory=dict)
 
     @property
@@ -440,6 +444,7 @@ def _cell(stored: StoredCell, stack: Stack | None, given: JsonValue) -> CellView
         manifests=tuple(manifests.of_cell(plan, stored.launches, given))
         if launches and plan
         else (),
+        lines=tuple(_lines(stored.lines, parts)),
         numbers=verdict.numbers,
     )
 
@@ -518,6 +523,15 @@ def _fact_refs(refs: Iterable[JsonValue], parts: Mapping[str, str]) -> tuple[Fac
     return tuple(
         FactRef(ref, text.link_target(ref), _fact_label(ref, parts)) for ref in map(str, refs)
     )
+
+
+def _lines(
+    heads: Mapping[str, str], parts: Mapping[str, str]
+) -> Iterator[tuple[FactRef, CitedLine]]:
+    for fact in _fact_refs(heads, parts):
+        shown = lines.line(heads[fact.ref])
+        if shown is not None:
+            yield fact, shown
 
 
 def _fact_label(ref: str, parts: Mapping[str, str]) -> str:

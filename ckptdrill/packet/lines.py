@@ -22,13 +22,14 @@ _MOST, _MOST_OF_A_PASS = 10, 6
 _OF_A_VERDICT, _OF_A_ROW = 8, 4
 _LINE = re.compile(r"(launches/[\w.+=-]+/rank\d+\.jsonl):(\d+)", re.ASCII)
 _HEAD = re.compile(r'\{"fact": ?"(\w{1,40})",.*?"step": ?(-?\d{1,18})(?:, ?|\})(.*)', re.DOTALL)
-_DIGEST = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")
+_DIGEST = re.compile(r'(?<=")([0-9a-f]{8})[0-9a-f]{8,}')
+_PATH = re.compile(r'"/[^"]*/([^"/]+/[^"/]+)"')
 
 
 @dataclass(frozen=True)
 class CitedLine:
     """A fact that a verdict rests on: `step` is counted by its launch, `begins` is how the rest of
-    the line begins, with digests cut to eight digits.
+    the line begins, with digests cut to eight digits and paths to their last two names.
     """
 
     kind: str
@@ -71,6 +72,6 @@ def line(head: str) -> CitedLine | None:
     found = _HEAD.match(head)
     if found is None:
         return None
-    rest = _DIGEST.sub(r"\1…", found[3].strip())
+    rest = _PATH.sub(r'"…/\1"', _DIGEST.sub(r"\1…", found[3].strip()))
     begins = rest.removesuffix("}") if len(rest) <= _SHOWN else f"{rest[:_SHOWN]}…"
     return CitedLine(found[1], int(found[2]), begins)

@@ -32,6 +32,8 @@ def fact(**data: Any) -> str:
             fact(text="y" * 5000)[: lines.HEAD_BYTES],
             CitedLine("load_end", 3, '"text":"' + "y" * 72),
         ),
+        (fact(lr=0.00299993456789), CitedLine("load_end", 3, '"lr":0.00299993456789')),
+        (fact(path="/a/b/c/step-8"), CitedLine("load_end", 3, '"path":"…/c/step-8"')),
         ("{}", None),
         ('{"fact":"load_end","t":1', None),
         ("no fact at all", None),

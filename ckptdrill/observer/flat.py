@@ -27,7 +27,8 @@ class Fragment:
     """What this rank holds of one parameter in a flat partition.
 
     `whole` is what the optimizer knows: elements `offset … offset + size` of it are the elements
-    from `start` on of the flattened parameter of `shape`. Two tied names share one fragment.
+    from `start` on of the flattened parameter of `shape`; with a `slab`, of that slab of it, which
+    is what a tensor-parallel rank flattened. Two tied names share one fragment.
     """
 
     whole: torch.Tensor
@@ -35,6 +36,7 @@ class Fragment:
     start: int
     offset: int
     size: int
+    slab: fingerprint.Slab | None = None
     mixed: bool = False  # a part of a tensor that is itself cut: of which elements is not known
 
     @property
@@ -55,13 +57,13 @@ class Fragment:
         """
         if tuple(values.shape) == self.shape and not self.mixed:
             return fingerprint.entry(values)  # not sharded, or not at the moment
-        return fingerprint.flat_entry(self._of(values), self.shape, self.start)
+        return fingerprint.flat_entry(self._of(values), self.shape, self.start, self.slab)
 
     def project(self) -> list[float]:
         """The projections of this parameter, as `fingerprint.project` gives them."""
         if tuple(self.whole.shape) == self.shape and not self.mixed:
             return fingerprint.project(self.whole)
-        return fingerprint.flat_project(self._of(self.whole), self.shape, self.start)
+        return fingerprint.flat_project(self._of(self.whole), self.shape, self.start, self.slab)
 
     def _of(self, values: torch.Tensor) -> torch.Tensor:
         flat = values.detach().reshape(-1)
@@ -115,15 +117,39 @@ def _fragments(root: Any) -> dict[int, dict[str, Fragment]]:
 
 
 def _fragment(flat: Any, position: int) -> Fragment:
-    shape = tuple(int(size) for size in flat._shapes[position])
+    shape, slab, mixed = _place(flat, position)
     place = flat._shard_param_infos[position]
     start, offset, size = 0, 0, 0
     if place.in_shard:
         start, offset = place.intra_param_start_idx, place.offset_in_shard
         size = place.numel_in_shard
     views = flat._params
-    # What a tensor-parallel rank holds of a parameter was flattened here, not the parameter.
-    mixed = flat._param_extensions[position] is not None
     if views is None:
-        return Fragment(flat, shape, start, offset, size, mixed)
-    return Fragment(views[position], shape, start, 0, size, mixed)
+        return Fragment(flat, shape, start, offset, size, slab, mixed)
+    return Fragment(views[position], shape, start, 0, size, slab, mixed)
+
+
+def _place(flat: Any, position: int) -> tuple[tuple[int, ...], fingerprint.Slab | None, bool]:
+    """Shape of a parameter, the slab of it that was flattened (None: all of it), and whether that
+    cannot be told.
+
+    Of a DTensor its local tensor is flattened, and its spec is kept as an extension.
+    """
+    local = tuple(int(size) for size in flat._shapes[position])
+    spec = flat._param_extensions[position]
+    if spec is None:
+        return local, None, False
+    placements: Any = getattr(spec, "placements", ())
+    coordinate: Any = spec.mesh.get_coordinate() if len(placements) == 1 else None
+    kind = type(placements[0]).__name__ if coordinate is not None else ""
+    if kind not in ("Replicate", "Shard"):
+        return local, None, True
+    shape = [int(size) for size in spec.shape]
+    if kind == "Replicate":
+        return tuple(shape), None, tuple(shape) != local
+    dim, index = int(placements[0].dim), int(coordinate[0])
+    each = -(-shape[dim] // int(spec.mesh.size(0)))  # as torch.chunk cuts it
+    offset = min(each * index, shape[dim])
+    length = min(each, shape[dim] - offset)
+    held = (*shape[:dim], length, *shape[dim + 1 :])
+    return tuple(shape), (dim, offset, length), held != local

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard import sharded_tensor
+from torch.distributed.tensor import Shard
 
 from ckptdrill.judge.logical import is_entry
 from ckptdrill.observer import fingerprint as fp
@@ -90,6 +91,52 @@ def test_a_moment_in_another_layout_is_not_digested() -> None:
     assert isinstance(part, flat.Fragment)
     with pytest.raises(TypeError, match="not laid out like"):
         part.entry(torch.zeros(7))
+
+
+def tensor_parallel(rank: int, index: int, dim: int, *, views: bool) -> Half:
+    """Half of a partition of rank `index` of two, which has a slab of a `weight` along `dim`."""
+    shape = (3, 10) if dim == 1 else (6, 5)
+    whole = torch.arange(30, dtype=torch.float32).view(shape)
+    slab = whole.narrow(dim, shape[dim] // 2 * index, shape[dim] // 2)
+    laid = torch.cat([slab.flatten(), torch.arange(5, dtype=torch.float32)])
+    model = Half(rank, views=views)
+    partition = model._handle.flat_param  # type: ignore[union-attr]
+    partition.data.copy_(laid[10 * rank :][:10])
+    mesh = SimpleNamespace(size=lambda _: 2, get_coordinate=lambda: [index])
+    spec = SimpleNamespace(placements=(Shard(dim),), mesh=mesh, shape=torch.Size(shape))
+    partition._param_extensions[0] = spec
+    return model
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("views", [True, False])
+def test_the_halves_of_each_slab_add_up_to_the_whole(dim: int, views: bool) -> None:
+    whole = torch.arange(30, dtype=torch.float32).view((3, 10) if dim == 1 else (6, 5))
+    parts = [
+        dict(flat.named_parameters(tensor_parallel(rank, index, dim, views=views)))["weight"]
+        for index in (0, 1)
+        for rank in (0, 1)
+    ]
+    assert all(isinstance(part, flat.Fragment) for part in parts)
+    assert fp.combine([p.entry(p.whole) for p in parts]) == fp.entry(whole)[4]  # type: ignore[union-attr]
+    added = torch.tensor([part.project() for part in parts]).sum(0)  # type: ignore[union-attr]
+    assert added.tolist() == pytest.approx(fp.project(whole))
+    three = [p.entry(p.whole) for p in parts[:3]]  # type: ignore[union-attr]
+    assert fp.combine(three) != fp.entry(whole)[4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"placements": (Shard(0),)}, {"placements": (Shard(1), Shard(0))}, {"placements": ()}],
+)
+def test_a_slab_that_is_not_as_its_placement_says_is_not_digested(change: dict[str, Any]) -> None:
+    model = tensor_parallel(0, 0, 1, views=False)
+    extensions = model._handle.flat_param._param_extensions  # type: ignore[union-attr]
+    extensions[0] = SimpleNamespace(**{**vars(extensions[0]), **change})
+    part = dict(flat.named_parameters(model))["weight"]
+    assert isinstance(part, flat.Fragment)
+    with pytest.raises(TypeError, match="not laid out like"):
+        part.entry(part.whole)
 
 
 def test_what_tensor_parallelism_cut_before_is_not_digested() -> None:

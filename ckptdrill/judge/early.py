@@ -119,14 +119,14 @@ def _conversion(evidence: Evidence) -> Verdict | None:
 
 def _half_converted(evidence: Evidence, step: Convert, problems: Sequence[str]) -> Verdict:
     found = int(str((evidence.conversion or {}).get("problem_count", len(problems))))
-    others = f" (and {found - 1} more)" if found > 1 else ""
+    others = f" (and {found - len(problems)} more)" if found > len(problems) else ""
     return Verdict(
         cell_id=evidence.plan.cell.id,
         claim=evidence.plan.claim,
         word=VerdictWord.UNSUPPORTED,
         reason=Reason.HALF_CONVERTED,
         explanation=f"the conversion {step.name} ended well and left no whole checkpoint: "
-        f"{problems[0]}{others}",
+        f"{'; '.join(problems)}{others}",
         blame_subject=problems[0],
         facts=(f"conversions/{step.id}.json",),
         next_move=f"read launches/{step.id}/launcher.err; restore nothing from it",

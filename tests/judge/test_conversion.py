@@ -61,10 +61,14 @@ def test_a_good_conversion_is_a_phase_and_the_mechanism() -> None:
             "exceeded its time limit",
         ),
         (
-            {"problems": ["b has no exp_avg.pt"], "problem_count": 7, "converted_bytes": 64},
+            {
+                "problems": ["b has no exp_avg.pt", "c is missing"],
+                "problem_count": 7,
+                "converted_bytes": 64,
+            },
             VerdictWord.UNSUPPORTED,
             Reason.HALF_CONVERTED,
-            "left no whole checkpoint: b has no exp_avg.pt (and 6 more)",
+            "left no whole checkpoint: b has no exp_avg.pt; c is missing (and 5 more)",
         ),
         (
             {"problems": ["nothing is at step-8_uni"], "converted_bytes": 0},

@@ -146,7 +146,7 @@ def _hung(case: _Case) -> Verdict | None:
     end = ending.ending(case.stalled)
     if end.how not in (End.TIMED_OUT, End.HUNG_IN_RESTORE):
         return None
-    waiting = [f for f in case.stalled.of("save_begin") if not _has_ended(case.stalled, f)]
+    waiting = [f for f in _begun(case.stalled) if not _has_ended(case.stalled, f)]
     stacks = f"read launches/{case.stalled.launch_id}/rank*.stacks"
     if not waiting:
         return concluded(case.evidence, Reason.TIMED_OUT, end.text, stacks)
@@ -210,7 +210,7 @@ def _unjudged(case: _Case) -> Verdict | None:
 
 def _outlived(case: _Case) -> Verdict | None:
     """A save in the background that its process did not wait for is lost, whatever it returned."""
-    begun = [f for f in case.stalled.of("save_begin") if f.data["call"] == "async_save"]
+    begun = [f for f in _begun(case.stalled) if f.data["call"] == "async_save"]
     left = [f for f in begun if not _has_ended(case.stalled, f)]
     if not left or case.stalled.of("crashed"):
         return None
@@ -293,6 +293,11 @@ _RULES = (
 # What the facts say
 
 
+def _begun(record: LaunchRecord) -> list[Fact]:
+    """Saves to storage that have begun; one that names no path went to memory."""
+    return [f for f in record.of("save_begin") if f.data.get("path")]
+
+
 def _has_ended(record: LaunchRecord, begun: Fact) -> bool:
     """A call has returned or raised; one in the background has been carried out or has failed."""
     done = "uploaded" if begun.data["call"] == "async_save" else "save_end"
@@ -306,7 +311,7 @@ def _has_ended(record: LaunchRecord, begun: Fact) -> bool:
 def _believed_saved(case: _Case, step: int) -> bool:
     """Every call that saved `step` returned, and no rank was told of a failure."""
     local = step - case.evidence.start_step
-    begun = [f for f in case.stalled.of("save_begin") if f.step == local]
+    begun = [f for f in _begun(case.stalled) if f.step == local]
     paths = {f.data["path"] for f in begun}
     told = [f for f in case.stalled.of("refused") if f.data.get("path") in paths]
     told += [

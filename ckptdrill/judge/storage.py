@@ -13,7 +13,7 @@ says that a save or a write failed. An exception that the job catches in silence
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptdrill.judge import continued, ending
@@ -259,9 +259,7 @@ def _piled_up(case: _Case) -> Verdict | None:
 def _kept(case: _Case) -> Verdict:
     whole = case.newest_whole
     step = whole.step if whole and whole.step is not None else case.evidence.restore_step
-    attempted = max(
-        (case.evidence.start_step + f.step for f in case.stalled.of("save_begin")), default=step
-    )
+    attempted = max(filter(_looked_at(case), _saved_steps(case)), default=step)
     lost = max(case.last_step - step, 0)
     newest = step >= attempted
     said = "" if newest else "; the failure surfaced"
@@ -291,6 +289,20 @@ _RULES = (
 
 # --------------------------------------------------------------------------------------------------
 # What the facts say
+
+
+def _saved_steps(case: _Case) -> Iterator[int]:
+    """The job's steps at which saves have begun."""
+    return (case.evidence.start_step + f.step for f in case.stalled.of("save_begin"))
+
+
+def _looked_at(case: _Case) -> Callable[[int], bool]:
+    """True for a step up to the newest that is restored; for any where the job itself chooses."""
+    restored = [launch.restores for launch in case.evidence.plan.generations if launch.restores]
+    if any(each.template is not None for each in restored):
+        return lambda _: True
+    newest = max((each.step for each in restored), default=0)
+    return lambda step: step <= newest
 
 
 def _begun(record: LaunchRecord) -> list[Fact]:

@@ -7,7 +7,7 @@ None means that there is a run to judge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ckptdrill.judge import ending, surroundings
 from ckptdrill.judge.ending import End
@@ -15,6 +15,7 @@ from ckptdrill.judge.evidence import Evidence
 from ckptdrill.judge.trajectory import local_steps_of_save
 from ckptdrill.model import (
     Claim,
+    Convert,
     Item,
     JsonValue,
     LaunchRecord,
@@ -84,7 +85,8 @@ def _guard_refused(evidence: Evidence, damage: Mapping[str, JsonValue]) -> Verdi
 def _conversion(evidence: Evidence) -> Verdict | None:
     """What a conversion that made no whole checkpoint comes to; None where there is none to judge.
 
-    Only a converter that ran and stopped by itself has refused the checkpoint.
+    Only a converter that ran and stopped by itself has refused the checkpoint. One that ended well
+    has said that it is done: what it left lies, unless it left nothing where it was to.
     """
     step, record = evidence.plan.conversion, evidence.conversion
     if step is None:
@@ -109,10 +111,26 @@ def _conversion(evidence: Evidence) -> Verdict | None:
         why = f"the conversion {step.name} {record['ended_badly']}: {record.get('message')}"
         return _early(evidence, Reason.CRASHED, why, read)
     problems = record.get("problems") or ()
-    if problems:
-        why = f"the conversion {step.name} left no whole checkpoint: {problems[0]}"
+    if problems and not record.get("converted_bytes"):
+        why = f"the conversion {step.name} left no checkpoint: {problems[0]}"
         return _early(evidence, Reason.EVIDENCE_MISSING, why, read)
-    return None
+    return _half_converted(evidence, step, problems) if problems else None
+
+
+def _half_converted(evidence: Evidence, step: Convert, problems: Sequence[str]) -> Verdict:
+    found = int(str((evidence.conversion or {}).get("problem_count", len(problems))))
+    others = f" (and {found - len(problems)} more)" if found > len(problems) else ""
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNSUPPORTED,
+        reason=Reason.HALF_CONVERTED,
+        explanation=f"the conversion {step.name} ended well and left no whole checkpoint: "
+        f"{'; '.join(problems)}{others}",
+        blame_subject=problems[0],
+        facts=(f"conversions/{step.id}.json",),
+        next_move=f"read launches/{step.id}/launcher.err; restore nothing from it",
+    )
 
 
 def _undrilled(evidence: Evidence) -> Verdict:

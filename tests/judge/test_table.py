@@ -181,6 +181,11 @@ def test_an_item_out_of_scope_is_shown_with_the_owners_words_and_what_was_found(
     policy = Policy(out_of_scope={Item.MOMENTS.value: "SGD later anyway"})
     history = healthy(policy=policy).loses("optimizer")
     assert history.verdict().word is VerdictWord.PASS
+    assert (
+        "from the weights alone, with a fresh optimizer as declared"
+        in history.verdict().explanation
+    )
+    assert "continues the same training" in healthy(policy=policy).verdict().explanation
     check = history.check(Item.MOMENTS)
     assert check.status is Held.OUT_OF_SCOPE
     assert "SGD later anyway" in check.summary

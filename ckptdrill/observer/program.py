@@ -114,12 +114,27 @@ def generators(frame: Any, is_generator: Callable[[Any], bool]) -> dict[str, Any
     return found
 
 
+def held_by_the_user(frame: Any) -> Iterator[dict[str, Any]]:
+    """The variables of the user's frames, from `frame` outwards, then those of the user's modules.
+
+    Each set of variables is a copy, valid until the next is asked for.
+    """
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            with _variables(frame) as variables:
+                yield variables
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        if _is_users(str(getattr(module, "__file__", None) or "<none>")):
+            yield dict(vars(module))
+
+
 def _attributes(name: str, value: Any) -> list[tuple[str, Any]]:
     if type(value) is dict:
         return [(f"{name}[{key}]", item) for key, item in list(value.items())[:64]]
-    if _of_the_user(type(value)):
+    if of_the_user(type(value)):
         label = type(value).__name__ if name == "self" else name
-        return [(f"{label}.{key}", item) for key, item in _fields(value)]
+        return [(f"{label}.{key}", item) for key, item in fields(value)]
     return []
 
 
@@ -179,25 +194,26 @@ def _numbers(name: str, value: Any, depth: int = 0) -> list[tuple[str, int]]:
     if depth < 3 and type(value) is dict and len(value) <= 64:
         pairs = [(f"{name}[{key}]", item) for key, item in value.items() if isinstance(key, str)]
         return [pair for key, item in pairs for pair in _numbers(key, item, depth + 2)]
-    if depth < 3 and _of_the_user(type(value)):
+    if depth < 3 and of_the_user(type(value)):
         label = type(value).__name__ if name == "self" else name
         return [
             pair
-            for key, item in _fields(value)
+            for key, item in fields(value)
             for pair in _numbers(f"{label}.{key}", item, depth + 1)
         ]
     return []
 
 
-def _of_the_user(kind: type) -> bool:
-    """Classes of the script itself and of the modules beside it."""
+def of_the_user(kind: type) -> bool:
+    """True for classes of the script itself and of the modules beside it."""
     if kind.__module__ == "__main__":
         return True
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return bool(path) and _is_users(str(path))
 
 
-def _fields(value: Any) -> list[tuple[str, Any]]:
+def fields(value: Any) -> list[tuple[str, Any]]:
+    """The first attributes of an object by name, without running any code of its class."""
     slots = [key for key in getattr(type(value), "__slots__", ()) if hasattr(value, key)]
     return [*getattr(value, "__dict__", {}).items(), *((k, getattr(value, k)) for k in slots)][:64]
 

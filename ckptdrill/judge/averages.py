@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptdrill.judge.logical import Logical, columnar, combine, is_entry
+from ckptdrill.judge.logical import Logical, combine, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.judge.updates import Vectors, projections
 from ckptdrill.model import Fact
@@ -43,11 +43,8 @@ def copies(run: Trajectory, step: int) -> Mapping[str, Copy]:
         by_name: dict[str, list[Fact]] = {}
         for fact in _held(run).get(step, ()):
             by_name.setdefault(fact.data["name"], []).append(fact)
-        wholes = {name: (columnar(facts, "leaves"), facts) for name, facts in by_name.items()}
         run.derived["copies", step] = {
-            name: Copy(tensors, _vectors(facts))
-            for name, (tensors, facts) in wholes.items()
-            if tensors
+            name: Copy(combine(facts, "leaves"), _vectors(facts)) for name, facts in by_name.items()
         }
     found: Mapping[str, Copy] = run.derived["copies", step]
     return found

@@ -75,6 +75,16 @@ def in_doubt(pair: Pair) -> list[str]:
     ]
 
 
+def held_otherwise(pair: Pair) -> list[str]:
+    """Copies that both runs hold before the first step after the restore, and not the same."""
+    then, now = (copies(run, pair.restore_step) for run in (pair.reference, pair.restored))
+    return [
+        f"{name} differs"
+        for name in sorted(then.keys() & now.keys())
+        if _differ(then[name], now[name])
+    ]
+
+
 def _problem(pair: Pair, name: str) -> str | None:
     """What became of one average; None when it came back, or when that was not seen."""
     at = pair.restore_step

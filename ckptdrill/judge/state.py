@@ -186,11 +186,14 @@ def _holds_nothing(fact: Fact, name: str) -> bool:
     return is_entry(entry) and entry[3] == [0]
 
 
-def hyperparameters(state: Sampled) -> Check:
-    """Membership and values of every group except `lr`, which the LR trace judges as it is used."""
+def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
+    """Membership and values of every group except `lr`, which the LR trace judges as it is used.
+
+    `frozen` is what `freezing` found.
+    """
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
-    problems: list[str] = []
+    problems: list[str] = [*frozen]
     pairs = _whole_groups(state) if _on_other_stages(state) else _by_rank(state, "groups")
     for rank, before, after in pairs:
         source, target = _groups(before), _groups(after)
@@ -205,6 +208,30 @@ def hyperparameters(state: Sampled) -> Check:
             problems += [f"{p}{_on(rank)}" for p in _group_problems(number, one, other)]
     count = len(_groups(state.source[0].data["groups"]))
     return _row(Item.HYPERPARAMETERS, problems, f"{count} groups equal", state.refs)
+
+
+def freezing(pair: Pair) -> list[str]:
+    """Parameters of the trained model that are frozen in one run and trained in the other."""
+    runs = (pair.reference, pair.restored)
+    both = [_frozen(run, pair.restore_step) for run in runs]
+    if None in both:
+        return []
+    (then, known), (now, seen) = (each for each in both if each is not None)
+    return [
+        f"{name} is frozen after the restore, the reference trains it"
+        if name in now
+        else f"{name} is trained after the restore, the reference keeps it frozen"
+        for name in sorted((then ^ now) & known & seen)
+    ]
+
+
+def _frozen(run: Trajectory, step: int) -> tuple[set[str], set[str]] | None:
+    """The frozen ones and all of the first model's parameters, on any rank; None: not recorded."""
+    kinds, states = run.sample("roots", step), run.sample("state", step)
+    if not kinds or not states:
+        return None
+    known = {name for fact in states for name in fact.data["weights"] if ":" not in name}
+    return {name for fact in kinds for name in fact.data.get("frozen", ())}, known
 
 
 def group_learning_rates(state: Sampled) -> tuple[str, ...]:

@@ -260,6 +260,7 @@ class Watch:
             for name, leaves in copies.find(sys._getframe(), roots).items():
                 held_leaves = self.recorder.columns.of(leaves)
                 self.recorder.record("inventory", at="held", name=name, leaves=held_leaves)
+            self.recorder.record("variables", values=program.numbers(sys._getframe()))
         self._sampled = (self.recorder.step, moment)
 
     def _come_around(self, moment: str) -> None:

@@ -213,25 +213,32 @@ def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
 def freezing(pair: Pair) -> list[str]:
     """Parameters of the trained model that are frozen in one run and trained in the other."""
     runs = (pair.reference, pair.restored)
-    both = [_frozen(run, pair.restore_step) for run in runs]
-    if None in both:
+    then, now = (_frozen(run, pair.restore_step) for run in runs)
+    if then is None or now is None or then == now:
         return []
-    (then, known), (now, seen) = (each for each in both if each is not None)
+    in_both = set.intersection(*(_named(run, pair.restore_step) for run in runs))
     return [
         f"{name} is frozen after the restore, the reference trains it"
         if name in now
         else f"{name} is trained after the restore, the reference keeps it frozen"
-        for name in sorted((then ^ now) & known & seen)
+        for name in sorted((then ^ now) & in_both)
     ]
 
 
-def _frozen(run: Trajectory, step: int) -> tuple[set[str], set[str]] | None:
-    """The frozen ones and all of the first model's parameters, on any rank; None: not recorded."""
-    kinds, states = run.sample("roots", step), run.sample("state", step)
-    if not kinds or not states:
-        return None
-    known = {name for fact in states for name in fact.data["weights"] if ":" not in name}
-    return {name for fact in kinds for name in fact.data.get("frozen", ())}, known
+def _frozen(run: Trajectory, step: int) -> frozenset[str] | None:
+    """The parameters that are frozen on any rank; None where that was not recorded."""
+    if ("frozen", step) not in run.derived:
+        kinds = run.sample("roots", step)
+        names = frozenset(name for fact in kinds for name in fact.data.get("frozen", ()))
+        run.derived["frozen", step] = names if kinds else None
+    found: frozenset[str] | None = run.derived["frozen", step]
+    return found
+
+
+def _named(run: Trajectory, step: int) -> set[str]:
+    """The parameters of the first model; those of others carry its name and a colon."""
+    states = run.sample("state", step)
+    return {name for fact in states for name in fact.data["weights"] if ":" not in name}
 
 
 def group_learning_rates(state: Sampled) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ckptdrill.judge import ending, surroundings
+from ckptdrill.judge import state as states
 from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
-from ckptdrill.judge.trajectory import local_steps_of_save
+from ckptdrill.judge.trajectory import Pair, local_steps_of_save, trajectory
 from ckptdrill.model import (
     Claim,
     Convert,
+    Held,
     Item,
     JsonValue,
     LaunchRecord,
@@ -187,14 +189,15 @@ def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str]
 
 def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
     """Checkpoints of one name, and one was saved after the step under drill, within the window:
-    what is restored is that one, whatever the matrix says.
+    what is restored is that one, whatever the matrix says; unless the weights came back as they
+    were at the step under drill, since a save may have come to nothing.
     """
     if evidence.checkpoint_root is None:
         return None
     step = evidence.restore_step - evidence.start_step
     saves = local_steps_of_save(source, evidence.checkpoint_root)
     later = [save for save in saves if save > step]
-    if step not in saves or not later:
+    if step not in saves or not later or _came_back(evidence, source):
         return None
     why = (
         f"step {evidence.restore_step} is not what a restore finds: the source run saved again at "
@@ -209,6 +212,16 @@ def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | N
         f"make job.window {later[0] - step - 1} or shorter, have the script save less often "
         "(job.args), or name the checkpoint by its {step}"
     )
+
+
+def _came_back(evidence: Evidence, source: LaunchRecord) -> bool:
+    """Whether the restored run began with the weights of the step under drill."""
+    restore = evidence.record(evidence.plan.restore.id)
+    if restore is None:
+        return False
+    at = evidence.restore_step
+    runs = trajectory(source, evidence.start_step), trajectory(restore, at)
+    return states.weights(states.sampled(Pair(*runs, at, evidence.window))).status is Held.HELD
 
 
 def _early(evidence: Evidence, reason: Reason, explanation: str, next_move: str) -> Verdict:

@@ -446,14 +446,19 @@ _DIVERGED_MOVES = {
     Item.DATA: "store the sampler's epoch and position, and set both before the first batch",
     Item.INVENTORY: "compare what the script saves under this key with what it puts back",
     Item.RNG: "restore the generators last, after everything that seeds or draws",
+    Item.UPDATES: "save what the loss or the step depends on and no checkpoint holds",
+    Item.LOSS: "save what the loss or the step depends on and no checkpoint holds",
 }
 
 
 def _to_blame(case: Case, broken: Sequence[Check]) -> Check:
     """The first broken row in the order of proof, except that an LR whose schedule is intact is
-    the group's.
+    the group's, and that a later save in which nothing but weights and moments differs follows
+    from the updates.
     """
     first = broken[0]
+    if first.item is Item.INVENTORY and first.numbers.get("follows"):
+        return next((c for c in broken if c.item in (Item.UPDATES, Item.LOSS)), first)
     if first.item is Item.SCHEDULER and first.subjects == ("lr",):
         groups = states.group_learning_rates(states.sampled(case.pair))
         if groups:

@@ -532,6 +532,7 @@ def test_a_checkpoint_that_was_saved_over_is_not_blamed_on_the_job(
 @pytest.mark.parametrize(("end", "said"), [(10, True), (11, False)])
 def test_a_script_that_ended_by_itself_is_told_to_train_on(end: int, said: bool) -> None:
     history = healthy("fsdp2", "fsdp2").without("stepped", launch="source", from_step=end + 1)
+    history = history.differs("weights", "embed.weight")
     source = history.record("source")
     (saved, *_) = source.of("save_begin")
     again = [structs.replace(saved, step=s, data={"path": "/run/out/last.pt"}) for s in (8, 10)]

@@ -23,12 +23,12 @@ _MEASURED = re.compile(r".*_(s|ms|us|ns|at)")
 # the losses and the weights that it leads to are compared.
 _SYSTEM_SEEDED = frozenset({"numpy", "python"})
 # Facts whose order is that of threads and exits, not of the training; memory and imports, of which
-# a warm launch has more, and seeding calls, which imports make too; and saved leaves, among them
-# times and paths, whose tensors the states compare anyway.
+# a warm launch has more, and seeding calls, which imports make too; and saved leaves and the job's
+# own variables, among them times and paths, whose tensors the states compare anyway.
 _NOT_COMPARED = frozenset(
     {
         *("exited", "imported", "inventory", "observer_failed", "rng_set", "stopped"),
-        *("uploaded", "usage"),
+        *("uploaded", "usage", "variables"),
     }
 )
 

@@ -288,14 +288,15 @@ def _topology(name: str, form: TopologySection) -> Topology:
 
 def _environments(form: MatrixFile, folder: Path, python: str | None) -> dict[str, Environment]:
     """`default` first. A relative path starts from the matrix; links stay links, since the
-    interpreter of a virtual environment is one.
+    interpreter of a virtual environment is one. `{python}` is what `default` starts from.
     """
     here = str(Path(python).absolute()) if python and "/" in python else python
     base = _interpreter(here or sys.executable, folder)
     found = {DEFAULT_ENVIRONMENT: Environment(DEFAULT_ENVIRONMENT, base)}
     for name, section in form.environments.items():
         bare = sys.executable if section.requirements else base
-        own = _interpreter(section.python, folder) if section.python else bare
+        written = fill_only(section.python, "python", base) if section.python else None
+        own = _interpreter(written, folder) if written else bare
         replaced = name == DEFAULT_ENVIRONMENT and python is not None
         found[name] = Environment(
             name,

@@ -615,6 +615,7 @@ class Reason(StrEnum):
     TIMED_OUT = "timed-out"
     REFUSED = "refused"
     CRASHED = "crashed"
+    HALF_CONVERTED = "half-converted"
     DIVERGED = "diverged"
     UNSAFE_SAVE = "unsafe-save"
     BATCH_PLAN = "batch-plan"

@@ -1,6 +1,7 @@
 """A good matrix becomes exactly the cells it says; a bad one is explained by line and column."""
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,15 @@ def test_environments_are_part_of_the_address() -> None:
         "two-old_to_one.version-skew",
     ]
     assert (cells[1].source_environment, cells[1].target_environment) == ("old", "default")
+
+
+def test_an_environment_may_lie_over_the_interpreter_of_default() -> None:
+    own = 'over: {python: "{python}", requirements: [deepspeed==0.17.6], no_deps: true}'
+    text = edited(("environments:\n", f"environments:\n  {own}\n"))
+    given = parse(text, python="/given/python").environments
+    assert given["over"].python == given["default"].python == "/given/python"
+    assert given["over"].inherits
+    assert parse(text).environments["over"].python == sys.executable
 
 
 def test_a_written_baseline_is_not_added_again() -> None:

@@ -8,6 +8,7 @@ function returns one clause for the first problem it can explain, or nothing.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
+from ckptdrill.judge import averages
 from ckptdrill.judge.inventory import collapsed, saved_at, unread
 from ckptdrill.judge.logical import Logical, combine, is_entry
 from ckptdrill.judge.state import sampled
@@ -22,6 +24,7 @@ from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
 _SHOWN = 6
+_CLOCK = re.compile(r"(^|[._\[])(t\d?|\w*time\w*|start\w*|began|tic|now|clock)\]?$", re.IGNORECASE)
 _PARTS = {Item.WEIGHTS: "weights", Item.BUFFERS: "buffers", Item.MOMENTS: "optimizer"}
 
 
@@ -48,6 +51,8 @@ def _clauses(check: Check, pair: Pair) -> Iterable[str]:
         yield from _rng_clauses(pair)
     elif check.item is Item.DATA:
         yield from _data_clauses(pair)
+    elif check.item in (Item.UPDATES, Item.LOSS):
+        yield from _variable_clauses(pair)
     if check.item in (Item.WEIGHTS, Item.RNG, Item.DATA):
         yield from collapsed(pair)
         keys = unread(pair)
@@ -265,6 +270,29 @@ def _data_clauses(pair: Pair) -> Iterable[str]:
 
 def _rows(run: Trajectory, step: int) -> Counter[str]:
     return Counter(row for rows in run.rows(step).values() for row in rows)
+
+
+def _variable_clauses(pair: Pair) -> Iterable[str]:
+    """What the script's own variables held before the first step, where no checkpoint held it."""
+    told = averages.held_otherwise(pair)
+    if pair.reference.record.world_size == pair.restored.record.world_size:
+        told += _other_variables(pair)
+    if told:
+        shown = "; ".join(dict.fromkeys(told[:_SHOWN]))
+        yield f"of the script's own variables these were others before that step: {shown}"
+
+
+def _other_variables(pair: Pair) -> list[str]:
+    """Numbers that differ on some rank; on another number of ranks some do for that reason."""
+    runs = (pair.reference, pair.restored)
+    facts = [run.sample("variables", pair.restore_step) for run in runs]
+    then, now = ({f.rank: f.data["values"] for f in each} for each in facts)
+    return [
+        f"{name} is {now[rank][name]:g}, the reference has {value:g}"
+        for rank in sorted(then.keys() & now.keys())
+        for name, value in then[rank].items()
+        if now[rank].get(name, value) != value and not _CLOCK.search(name)
+    ]
 
 
 def _rng_clauses(pair: Pair) -> Iterable[str]:

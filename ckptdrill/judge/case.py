@@ -150,7 +150,7 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
         states.weights(sampled),
         states.buffers(sampled),
         states.moments(sampled),
-        states.hyperparameters(sampled),
+        states.hyperparameters(sampled, states.freezing(pair)),
         progress.schedule(pair, sampled),
         precision.row(pair, sampled),
         order,

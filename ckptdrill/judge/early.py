@@ -7,14 +7,17 @@ None means that there is a run to judge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ckptdrill.judge import ending, surroundings
+from ckptdrill.judge import state as states
 from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
-from ckptdrill.judge.trajectory import local_steps_of_save
+from ckptdrill.judge.trajectory import Pair, local_steps_of_save, trajectory
 from ckptdrill.model import (
     Claim,
+    Convert,
+    Held,
     Item,
     JsonValue,
     LaunchRecord,
@@ -84,7 +87,8 @@ def _guard_refused(evidence: Evidence, damage: Mapping[str, JsonValue]) -> Verdi
 def _conversion(evidence: Evidence) -> Verdict | None:
     """What a conversion that made no whole checkpoint comes to; None where there is none to judge.
 
-    Only a converter that ran and stopped by itself has refused the checkpoint.
+    Only a converter that ran and stopped by itself has refused the checkpoint. One that ended well
+    has said that it is done: what it left lies, unless it left nothing where it was to.
     """
     step, record = evidence.plan.conversion, evidence.conversion
     if step is None:
@@ -109,10 +113,26 @@ def _conversion(evidence: Evidence) -> Verdict | None:
         why = f"the conversion {step.name} {record['ended_badly']}: {record.get('message')}"
         return _early(evidence, Reason.CRASHED, why, read)
     problems = record.get("problems") or ()
-    if problems:
-        why = f"the conversion {step.name} left no whole checkpoint: {problems[0]}"
+    if problems and not record.get("converted_bytes"):
+        why = f"the conversion {step.name} left no checkpoint: {problems[0]}"
         return _early(evidence, Reason.EVIDENCE_MISSING, why, read)
-    return None
+    return _half_converted(evidence, step, problems) if problems else None
+
+
+def _half_converted(evidence: Evidence, step: Convert, problems: Sequence[str]) -> Verdict:
+    found = int(str((evidence.conversion or {}).get("problem_count", len(problems))))
+    others = f" (and {found - len(problems)} more)" if found > len(problems) else ""
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNSUPPORTED,
+        reason=Reason.HALF_CONVERTED,
+        explanation=f"the conversion {step.name} ended well and left no whole checkpoint: "
+        f"{'; '.join(problems)}{others}",
+        blame_subject=problems[0],
+        facts=(f"conversions/{step.id}.json",),
+        next_move=f"read launches/{step.id}/launcher.err; restore nothing from it",
+    )
 
 
 def _undrilled(evidence: Evidence) -> Verdict:
@@ -169,14 +189,15 @@ def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str]
 
 def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
     """Checkpoints of one name, and one was saved after the step under drill, within the window:
-    what is restored is that one, whatever the matrix says.
+    what is restored is that one, whatever the matrix says; unless the weights came back as they
+    were at the step under drill, since a save may have come to nothing.
     """
     if evidence.checkpoint_root is None:
         return None
     step = evidence.restore_step - evidence.start_step
     saves = local_steps_of_save(source, evidence.checkpoint_root)
     later = [save for save in saves if save > step]
-    if step not in saves or not later:
+    if step not in saves or not later or _came_back(evidence, source):
         return None
     why = (
         f"step {evidence.restore_step} is not what a restore finds: the source run saved again at "
@@ -191,6 +212,16 @@ def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | N
         f"make job.window {later[0] - step - 1} or shorter, have the script save less often "
         "(job.args), or name the checkpoint by its {step}"
     )
+
+
+def _came_back(evidence: Evidence, source: LaunchRecord) -> bool:
+    """Whether the restored run began with the weights of the step under drill."""
+    restore = evidence.record(evidence.plan.restore.id)
+    if restore is None:
+        return False
+    at = evidence.restore_step
+    runs = trajectory(source, evidence.start_step), trajectory(restore, at)
+    return states.weights(states.sampled(Pair(*runs, at, evidence.window))).status is Held.HELD
 
 
 def _early(evidence: Evidence, reason: Reason, explanation: str, next_move: str) -> Verdict:

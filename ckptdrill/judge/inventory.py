@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ckptdrill.columns import Part
-from ckptdrill.judge.logical import Logical, columnar, is_entry, quoted
+from ckptdrill.judge.logical import Logical, columnar, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
@@ -178,9 +178,16 @@ def next_save(
     ignored += [] if random_continues else [_RANDOM]
     ignored += [_DATA] if data_holds else []  # what the loader does counts, not how it says it
     comparison = _Comparison(reference, restored, others, beside, safety, tuple(ignored))
-    problems = [*collapsed(pair), *probed(pair)]
-    problems += [text for key in comparison.suspects if (text := comparison.problem(key))]
+    told = [*collapsed(pair), *probed(pair)]
+    found = [(key, text) for key in comparison.suspects if (text := comparison.problem(key))]
+    of_state = _of_state(pair.reference, step) if found else frozenset()
+    # Weights and moments that differ by now follow from what went before: other leaves tell more.
+    follow = [text for key, text in found if _content(reference, key) in of_state]
+    own = [*told, *(text for key, text in found if _content(reference, key) not in of_state)]
+    problems = [*own, *follow]
     numbers = {"step": step, "leaves": len(reference.keys), "differing": len(problems)}
+    if follow and not own:
+        numbers["follows"] = True
     if not problems:
         return Check(
             Item.INVENTORY,
@@ -199,6 +206,27 @@ def next_save(
         refs,
         numbers,
     )
+
+
+def _of_state(run: Trajectory, step: int) -> frozenset[object]:
+    """What the weights, buffers and moments of a step are, whatever their names."""
+    if ("of state", step) not in run.derived:
+        facts = run.sample("state", step, "save") or run.sample("state", step)
+        run.derived["of state", step] = frozenset(
+            logical.content
+            for part in ("weights", "buffers", "optimizer")
+            for logical in combine(facts, part).values()
+            if logical.dtype != "value"
+        )
+    found: frozenset[object] = run.derived["of state", step]
+    return found
+
+
+def _content(saved: Saved, key: str) -> object:
+    """The content of a saved tensor as `Logical.content` has it; None for anything else."""
+    values = saved.values(key)
+    digest = _digest(values) if values else None
+    return (*digest[:2], "".join(f"{word:016x}" for word in digest[2:])) if digest else None
 
 
 def collapsed(pair: Pair) -> tuple[str, ...]:

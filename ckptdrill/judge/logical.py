@@ -71,7 +71,7 @@ def _combined(facts: Same, part: str) -> Mapping[str, Logical]:
     gathered: dict[str, list[tuple[int, JsonValue]]] = {}
     for fact in facts.facts:
         for name, entry in fact.data.get(part, {}).items():
-            gathered.setdefault(name, []).append((fact.rank, entry))
+            gathered.setdefault(name, []).append((fact.rank, _entry(entry)))
     return {name: _logical(name, entries) for name, entries in gathered.items()}
 
 
@@ -111,7 +111,7 @@ def _added(ranks: tuple[int, ...], columns: tuple[Part, ...]) -> Mapping[str, Lo
 
 def _entry(leaf: JsonValue) -> JsonValue:
     """The fingerprint entry of a tensor, which a saved leaf wraps."""
-    return leaf["entry"] if isinstance(leaf, dict) else leaf
+    return leaf.get("entry", leaf) if isinstance(leaf, dict) else leaf
 
 
 def is_entry(value: JsonValue) -> bool:

@@ -1,4 +1,5 @@
-"""Judge the state of precision: loss scaler, fp8 scales, and the train or eval mode of the models.
+"""Judge the state of precision: loss scaler, fp8 scales, averages of the weights that are no
+module, and the train or eval mode of the models.
 
 A scaler whose scale never moved, and scales that never changed, have not been exercised: they would
 look the same had they been lost.
@@ -6,6 +7,7 @@ look the same had they been lost.
 
 from __future__ import annotations
 
+from ckptdrill.judge import averages
 from ckptdrill.judge import state as states
 from ckptdrill.judge.inventory import saved_at, saved_steps
 from ckptdrill.judge.trajectory import Pair
@@ -18,7 +20,7 @@ def row(pair: Pair, state: states.Sampled) -> Check:
     """One row: broken, not exercised, or held."""
     if state.missing:
         return Check(Item.PRECISION, Held.NOT_OBSERVED, state.missing, facts=state.refs)
-    problems = [*states.scaler_differences(state), *_modes(pair)]
+    problems = [*states.scaler_differences(state), *averages.lost(pair), *_modes(pair)]
     if problems:
         more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
         subjects = tuple(problem.split(" ", 1)[0] for problem in problems[:8])
@@ -42,7 +44,18 @@ def row(pair: Pair, state: states.Sampled) -> Check:
         )
     used = any(scaler for fact in state.source for scaler in fact.data["scalers"])
     summary = "loss scaler state equal" if used else "no loss scaler in use"
-    return Check(Item.PRECISION, Held.HELD, summary, facts=state.refs)
+    return Check(Item.PRECISION, Held.HELD, summary + _doubts(pair), facts=state.refs)
+
+
+def _doubts(pair: Pair) -> str:
+    """What is laid out like the weights, changes and differs, and is not shown to be state."""
+    names = averages.in_doubt(pair)
+    if not names:
+        return ""
+    return (
+        f"; {', '.join(names)} has the weights' shapes, changes from step to step and differs from "
+        "the reference's: if that is state, save it, or tell it to the probe"
+    )
 
 
 def _modes(pair: Pair) -> list[str]:

@@ -194,11 +194,14 @@ def _holds_nothing(fact: Fact, name: str) -> bool:
     return is_entry(entry) and entry[3] == [0]
 
 
-def hyperparameters(state: Sampled) -> Check:
-    """Membership and values of every group except `lr`, which the LR trace judges as it is used."""
+def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
+    """Membership and values of every group except `lr`, which the LR trace judges as it is used.
+
+    `frozen` is what `freezing` found.
+    """
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
-    problems: list[str] = []
+    problems: list[str] = [*frozen]
     pairs = _whole_groups(state) if state.on_other_stages else _by_rank(state, "groups")
     for rank, before, after in pairs:
         source, target = _groups(before), _groups(after)
@@ -214,6 +217,37 @@ def hyperparameters(state: Sampled) -> Check:
     count = len(_groups(state.source[0].data["groups"]))
     equal = f"{count} group{'' if count == 1 else 's'} equal"
     return _row(Item.HYPERPARAMETERS, problems, equal, state.refs)
+
+
+def freezing(pair: Pair) -> list[str]:
+    """Parameters of the trained model that are frozen in one run and trained in the other."""
+    runs = (pair.reference, pair.restored)
+    then, now = (_frozen(run, pair.restore_step) for run in runs)
+    if then is None or now is None or then == now:
+        return []
+    in_both = set.intersection(*(_named(run, pair.restore_step) for run in runs))
+    return [
+        f"{name} is frozen after the restore, the reference trains it"
+        if name in now
+        else f"{name} is trained after the restore, the reference keeps it frozen"
+        for name in sorted((then ^ now) & in_both)
+    ]
+
+
+def _frozen(run: Trajectory, step: int) -> frozenset[str] | None:
+    """The parameters that are frozen on any rank; None where that was not recorded."""
+    if ("frozen", step) not in run.derived:
+        kinds = run.sample("roots", step)
+        names = frozenset(name for fact in kinds for name in fact.data.get("frozen", ()))
+        run.derived["frozen", step] = names if kinds else None
+    found: frozenset[str] | None = run.derived["frozen", step]
+    return found
+
+
+def _named(run: Trajectory, step: int) -> set[str]:
+    """The parameters of the first model; those of others carry its name and a colon."""
+    states = run.sample("state", step)
+    return {name for fact in states for name in fact.data["weights"] if ":" not in name}
 
 
 def group_learning_rates(state: Sampled) -> tuple[str, ...]:

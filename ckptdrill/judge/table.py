@@ -361,11 +361,19 @@ def _held(case: Case) -> Verdict:
         case,
         VerdictWord.PASS,
         Reason.HELD,
-        f"{topologies[0]} -> {topologies[1]} continues the same training: every item in scope held "
+        f"{topologies[0]} -> {topologies[1]} {_how_it_goes_on(case)}: every item in scope held "
         f"at the restore and over {steps} steps",
         None,
         "",
     )
+
+
+def _how_it_goes_on(case: Case) -> str:
+    """A fresh optimizer that the owner has declared is no continuation, and is not called one."""
+    how = next(c for c in case.checks if c.item is Item.TOPOLOGY).numbers.get("mechanism")
+    if how == surroundings.Mechanism.WEIGHTS_ONLY:
+        return "goes on from the weights alone, with a fresh optimizer as declared"
+    return "continues the same training"
 
 
 def _failed_closed(case: Case) -> Verdict | None:
@@ -438,14 +446,19 @@ _DIVERGED_MOVES = {
     Item.DATA: "store the sampler's epoch and position, and set both before the first batch",
     Item.INVENTORY: "compare what the script saves under this key with what it puts back",
     Item.RNG: "restore the generators last, after everything that seeds or draws",
+    Item.UPDATES: "save what the loss or the step depends on and no checkpoint holds",
+    Item.LOSS: "save what the loss or the step depends on and no checkpoint holds",
 }
 
 
 def _to_blame(case: Case, broken: Sequence[Check]) -> Check:
     """The first broken row in the order of proof, except that an LR whose schedule is intact is
-    the group's.
+    the group's, and that a later save in which nothing but weights and moments differs follows
+    from the updates.
     """
     first = broken[0]
+    if first.item is Item.INVENTORY and first.numbers.get("follows"):
+        return next((c for c in broken if c.item in (Item.UPDATES, Item.LOSS)), first)
     if first.item is Item.SCHEDULER and first.subjects == ("lr",):
         groups = states.group_learning_rates(states.sampled(case.pair))
         if groups:

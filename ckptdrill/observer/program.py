@@ -71,6 +71,16 @@ def loop_counters(frame: Any, limit: int = 48) -> dict[str, int]:
     return dict(list(found.items())[:limit])
 
 
+def numbers(frame: Any, limit: int = 256) -> dict[str, Any]:
+    """The same with the fractions: what the user's frames hold beside what is saved."""
+    found: dict[str, Any] = {}
+    while frame is not None and len(found) < limit:
+        if _is_users(frame.f_code.co_filename):
+            _collect(frame, found, (int, float))
+        frame = frame.f_back
+    return dict(list(found.items())[:limit])
+
+
 def library_counters(frame: Any) -> dict[str, int]:
     """The same for a loop that is a library's, which keeps its step in `self` or in `self.state`.
 
@@ -114,12 +124,27 @@ def generators(frame: Any, is_generator: Callable[[Any], bool]) -> dict[str, Any
     return found
 
 
+def held_by_the_user(frame: Any) -> Iterator[dict[str, Any]]:
+    """The variables of the user's frames, from `frame` outwards, then those of the user's modules.
+
+    Each set of variables is a copy, valid until the next is asked for.
+    """
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            with _variables(frame) as variables:
+                yield variables
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        if _is_users(str(getattr(module, "__file__", None) or "<none>")):
+            yield dict(vars(module))
+
+
 def _attributes(name: str, value: Any) -> list[tuple[str, Any]]:
     if type(value) is dict:
         return [(f"{name}[{key}]", item) for key, item in list(value.items())[:64]]
-    if _of_the_user(type(value)):
+    if of_the_user(type(value)):
         label = type(value).__name__ if name == "self" else name
-        return [(f"{label}.{key}", item) for key, item in _fields(value)]
+        return [(f"{label}.{key}", item) for key, item in fields(value)]
     return []
 
 
@@ -159,45 +184,48 @@ def _is_users(filename: str) -> bool:
     return not path.startswith(_LIBRARIES) and f"{os.sep}site-packages{os.sep}" not in path
 
 
-def _collect(frame: Any, found: dict[str, int]) -> None:
+def _collect(frame: Any, found: dict[str, Any], kinds: tuple[type, ...] = (int,)) -> None:
     where = "" if frame.f_code.co_name == "<module>" else frame.f_code.co_name + "."
     with _variables(frame) as variables:
         for name, value in variables.items():
-            for key, number in _numbers(name, value):
+            for key, number in _numbers(name, value, kinds):
                 label = key if name == "self" else where + key
                 found.setdefault(label, number)
 
 
-def _numbers(name: str, value: Any, depth: int = 0) -> list[tuple[str, int]]:
-    """The whole numbers behind one name: itself, a small dict's, or those of a
-    user's own object.
+def _numbers(
+    name: str, value: Any, kinds: tuple[type, ...], depth: int = 0
+) -> list[tuple[str, Any]]:
+    """The numbers of these kinds behind one name: itself, a small dict's, or those of a user's own
+    object.
     """
     if name.startswith("__") or name.isupper():
         return []
-    if type(value) is int:
-        return [(name, value)] if abs(value) < 2**53 else []
+    if type(value) in kinds:
+        return [(name, value)] if abs(value) < 2**53 else []  # which infinity and NaN are not
     if depth < 3 and type(value) is dict and len(value) <= 64:
         pairs = [(f"{name}[{key}]", item) for key, item in value.items() if isinstance(key, str)]
-        return [pair for key, item in pairs for pair in _numbers(key, item, depth + 2)]
-    if depth < 3 and _of_the_user(type(value)):
+        return [pair for key, item in pairs for pair in _numbers(key, item, kinds, depth + 2)]
+    if depth < 3 and of_the_user(type(value)):
         label = type(value).__name__ if name == "self" else name
         return [
             pair
-            for key, item in _fields(value)
-            for pair in _numbers(f"{label}.{key}", item, depth + 1)
+            for key, item in fields(value)
+            for pair in _numbers(f"{label}.{key}", item, kinds, depth + 1)
         ]
     return []
 
 
-def _of_the_user(kind: type) -> bool:
-    """Classes of the script itself and of the modules beside it."""
+def of_the_user(kind: type) -> bool:
+    """True for classes of the script itself and of the modules beside it."""
     if kind.__module__ == "__main__":
         return True
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return bool(path) and _is_users(str(path))
 
 
-def _fields(value: Any) -> list[tuple[str, Any]]:
+def fields(value: Any) -> list[tuple[str, Any]]:
+    """The first attributes of an object by name, without running any code of its class."""
     slots = [key for key in getattr(type(value), "__slots__", ()) if hasattr(value, key)]
     return [*getattr(value, "__dict__", {}).items(), *((k, getattr(value, k)) for k in slots)][:64]
 

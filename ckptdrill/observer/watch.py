@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 import torch
 
-from . import batches, names, packages, program, state, storage, zero
+from . import batches, copies, names, packages, program, state, storage, zero
 from .facts import Recorder, leave
 from .usage import uploaded, usage
 
@@ -256,6 +256,11 @@ class Watch:
         framed = program.generators(sys._getframe(), state.is_generator)
         held.update((name, each) for name, each in framed.items() if id(each) not in known)
         self.recorder.record("rng", at=moment, kinds=state.random_state(held))
+        if moment not in _NOT_TRAINING:
+            for name, leaves in copies.find(sys._getframe(), roots).items():
+                held_leaves = self.recorder.columns.of(leaves)
+                self.recorder.record("inventory", at="held", name=name, leaves=held_leaves)
+            self.recorder.record("variables", values=program.numbers(sys._getframe()))
         self._sampled = (self.recorder.step, moment)
 
     def _come_around(self, moment: str) -> None:

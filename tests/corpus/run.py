@@ -28,7 +28,7 @@ import yaml
 
 CORPUS = Path(__file__).resolve().parent
 CASES = CORPUS / "cases.yaml"
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 
 
 class Score(StrEnum):
@@ -102,7 +102,7 @@ def matrix_of(case: Case) -> dict[str, Any]:
     return {
         "version": 1,
         "name": case.id,
-        "job": {"program": str(CORPUS / case.script), **case.job},
+        "job": {"program": str((CORPUS / case.script).resolve()), **case.job},
         "topologies": dict(case.topologies),
         "repeats": 0,
         **case.rest,

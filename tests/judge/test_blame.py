@@ -226,3 +226,28 @@ def test_a_generator_that_was_put_back_wrong_is_not_said_to_be_forgotten() -> No
     history = drawing(lambda kinds: kinds.update(torch="0" * 32))
     history = put_back(history, "torch.set_rng_state", "0" * 32, 1.0)
     assert ";" not in summary(history, Item.RNG)
+
+
+# ---------------------------------------------------------------- what no checkpoint holds
+
+
+def updated(before: Mapping[str, float], now: Mapping[str, float]) -> str:
+    """The row of another first update, of runs whose script held these numbers before it."""
+
+    def change(state: dict[str, Any]) -> None:
+        state["projections"]["mix.weight"] = [5.0, 5.0]
+
+    history = alone().edited("state", change, step=1, at="forward")
+    there = history.fact("variables", step=RESTORE_STEP, launch="source", values=dict(before))
+    here = history.fact("variables", values=dict(now))
+    return summary(history.adding(there, launch="source").adding(here), Item.UPDATES)
+
+
+def test_variables_that_held_other_numbers_are_named() -> None:
+    said = updated({"job.scale": 0.75, "job.same": 1}, {"job.scale": 1.0, "job.same": 1})
+    assert said.endswith("were others before that step: job.scale is 1, the reference has 0.75")
+
+
+def test_clocks_and_what_one_run_alone_holds_explain_nothing() -> None:
+    said = updated({"main.t0": 5.0, "job.start_time": 3.0, "job.old": 1}, {"main.t0": 9.0})
+    assert "variables" not in said

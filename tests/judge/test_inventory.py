@@ -47,6 +47,34 @@ def test_a_tensor_that_differs_is_blamed() -> None:
     assert (check.status, check.subjects) == (Held.BROKEN, ("model.mix.weight",))
 
 
+def _trained_otherwise(*names: str, cursor: int = 0) -> History:
+    """The first update was another, and so are these tensors of the next save."""
+
+    def change(leaves: dict[str, Any]) -> None:
+        for name in names:
+            leaf = leaves[name]
+            leaf.update(entry=other(leaf["entry"]), projection=[9.0, 9.0])
+        leaves["trainer.cursor"] += cursor
+
+    def update(state: dict[str, Any]) -> None:
+        state["projections"]["mix.weight"] = [5.0, 5.0]
+
+    return saving(change).edited("state", update, step=1, at="forward")
+
+
+def test_weights_that_differ_later_do_not_take_the_blame_from_the_update() -> None:
+    history = _trained_otherwise("model.mix.weight", "model.embed.weight")
+    verdict = history.verdict()
+    assert (verdict.blame_item, verdict.blame_subject) == (Item.UPDATES, "mix.weight")
+    assert "no checkpoint holds" in verdict.next_move
+    assert history.check(Item.INVENTORY).status is Held.BROKEN
+
+
+def test_a_leaf_of_the_jobs_own_is_named_before_weights_that_follow() -> None:
+    verdict = _trained_otherwise("model.embed.weight", cursor=1).verdict()
+    assert (verdict.blame_item, verdict.blame_subject) == (Item.INVENTORY, "trainer.cursor")
+
+
 def test_what_the_source_does_not_reproduce_is_not_held_against_a_restore() -> None:
     def stamp(leaves: dict[str, Any]) -> None:
         leaves["saved_at"] = next(times)

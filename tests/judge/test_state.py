@@ -7,7 +7,7 @@ import pytest
 
 from ckptdrill.judge.logical import combine
 from ckptdrill.model import Held, Item, Reason, VerdictWord
-from tests.judge.history import RESTORE_STEP, healthy, other
+from tests.judge.history import RESTORE_STEP, History, healthy, other
 
 
 def test_one_weight_that_differs_is_blamed_by_name() -> None:
@@ -266,3 +266,25 @@ def test_an_optimizer_that_never_steps_is_left_out_whatever_names_have_in_them()
 
 def test_one_group_is_told_as_one() -> None:
     assert healthy().check(Item.HYPERPARAMETERS).summary == "1 group equal"
+
+
+def _frozen(launch: str, *names: str) -> History:
+    return healthy("fsdp2", "ddp1").edited(
+        "roots", lambda roots: roots.update(frozen=list(names)), launch=launch
+    )
+
+
+def test_a_parameter_that_is_frozen_after_the_restore_is_blamed_by_name() -> None:
+    check = _frozen("restore", "mix.weight").check(Item.HYPERPARAMETERS)
+    assert (check.status, check.subjects) == (Held.BROKEN, ("mix.weight",))
+    assert check.summary == "mix.weight is frozen after the restore, the reference trains it"
+
+
+def test_a_parameter_that_is_no_longer_frozen_is_blamed_too() -> None:
+    summary = _frozen("source", "mix.weight").check(Item.HYPERPARAMETERS).summary
+    assert summary == "mix.weight is trained after the restore, the reference keeps it frozen"
+
+
+def test_what_is_frozen_in_other_models_is_their_own_matter() -> None:
+    check = _frozen("restore", "Teacher:mix.weight").check(Item.HYPERPARAMETERS)
+    assert check.status is Held.HELD

@@ -54,6 +54,8 @@ def test_every_silent_defect_of_deepspeed_has_a_program_that_shows_it() -> None:
     files = [path for path in FILES if path.stem.startswith("deepspeed")]
     expected = {cell.id: cell.expect for path in files for cell in matrix.load(path).cells}
     silent = {name: each for name, each in expected.items() if each and each.reason == "diverged"}
+    # That the exported weights are no optimizer state is no defect.
+    silent = {name: each for name, each in silent.items() if not name.endswith("via-fp32")}
     assert len(silent) > 10
     assert [name for name, each in silent.items() if each.repro is None] == []
 

@@ -52,3 +52,18 @@ def test_loops_without_an_object_and_torch_itself_tell_nothing(tmp_path: Path) -
     assert library(tmp_path, "plenty").loop(seen) == {}
     (tmp_path / "other").mkdir()
     assert library(tmp_path / "other", "torch").Trainer().train(seen) == {}
+
+
+def test_numbers_are_those_of_the_users_frames_with_fractions() -> None:
+    class Job:
+        def __init__(self) -> None:
+            self.weights = {"class": 0.75, "size": 2}
+            self.on, self.name, self.worst = True, "a", float("inf")
+
+    def loop(job: Job, rate: float) -> dict[str, Any]:
+        return program.numbers(sys._getframe())
+
+    found = loop(Job(), 0.5)
+    ours = {name: value for name, value in found.items() if name.startswith("loop.")}
+    assert ours == {"loop.job.weights[class]": 0.75, "loop.job.weights[size]": 2, "loop.rate": 0.5}
+    assert "loop.rate" not in program.loop_counters(sys._getframe())

@@ -74,7 +74,8 @@ def close(setting: Setting, step: Convert) -> str | None:
         "refused": bool(ended.get("returncode")) and not _absent(folder),
         "message": _message(folder) if badly else None,
         "form": looked.get("form"),
-        "problems": looked.get("problems", []),
+        "problems": looked.get("problems", [])[:_SHOWN],
+        "problem_count": len(looked.get("problems", [])),
     }
     write_json(setting.run.conversion(step.id), record)
     remove_tree(setting.run.work(step.id) / checkpoint_path(setting, step.checkpoint).name)
@@ -152,7 +153,7 @@ def _looked_at(converted: Path) -> dict[str, Any]:
     problems = list(found.problems)
     if found.form == universal.NAME or (converted / POINTER).exists():
         problems += _pointer_problems(converted)
-    return {"form": found.form, "problems": problems[:_SHOWN]}
+    return {"form": found.form, "problems": problems}
 
 
 def _pointer_problems(converted: Path) -> Iterator[str]:

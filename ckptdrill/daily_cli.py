@@ -44,6 +44,46 @@ Python = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+# What only `nightly` takes.
+Launcher = Annotated[str, typer.Option(help="As in `ckptdrill run`: auto, warm or torchrun.")]
+BudgetS = Annotated[
+    Optional[float],  # noqa: UP045 - as above
+    typer.Option(
+        "--budget-s",
+        help="Seconds after which no launch begins or goes on. First come cells never run, "
+        "then those that failed last, then the oldest evidence.",
+    ),
+]
+KeepRuns = Annotated[
+    int, typer.Option(help="Keep so many of the newest runs; older ones may be removed.")
+]
+KeepDays = Annotated[
+    Optional[float],  # noqa: UP045 - as above
+    typer.Option(help="Keep also every run that is not older than so many days."),
+]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Keep all checkpoints of the runs that are kept.")
+]
+MetricsFile = Annotated[
+    Optional[Path],  # noqa: UP045 - as above
+    typer.Option(help="Write metrics of all runs there, for node_exporter (NAME.prom)."),
+]
+MaxAge = Annotated[
+    Optional[str],  # noqa: UP045 - as above
+    typer.Option(help="Exit with 3 when no drill-validated resume point is as young: 36h, 7d."),
+]
+SignKey = Annotated[
+    Optional[Path],  # noqa: UP045 - as above
+    typer.Option(help="Sign the attestation with this ed25519 key (PEM, unencrypted)."),
+]
+ImageDigest = Annotated[
+    Optional[str],  # noqa: UP045 - as above
+    typer.Option(help="Digest of the image that this runs in; `none` without an image."),
+]
+Printed = Annotated[
+    Optional[Kind],  # noqa: UP045 - as above
+    typer.Option("--print", help="Print what starts this command every night; run nothing."),
+]
 
 
 @app.command(
@@ -62,47 +102,16 @@ def nightly(
     matrix: MatrixPath,
     python: Python = None,
     runs: Annotated[Path, typer.Option(help="Folder that holds all runs.")] = Path("runs"),
-    launcher: Annotated[
-        str, typer.Option(help="As in `ckptdrill run`: auto, warm or torchrun.")
-    ] = "auto",
-    budget_s: Annotated[
-        Optional[float],  # noqa: UP045 - typer reads this form
-        typer.Option(
-            "--budget-s",
-            help="Seconds after which no launch begins or goes on. First come cells never run, "
-            "then those that failed last, then the oldest evidence.",
-        ),
-    ] = None,
-    keep_runs: Annotated[
-        int, typer.Option(help="Keep so many of the newest runs; older ones may be removed.")
-    ] = 30,
-    keep_days: Annotated[
-        Optional[float],  # noqa: UP045 - as above
-        typer.Option(help="Keep also every run that is not older than so many days."),
-    ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep all checkpoints of the runs that are kept.")
-    ] = False,
-    metrics: Annotated[
-        Optional[Path],  # noqa: UP045 - as above
-        typer.Option(help="Write metrics of all runs there, for node_exporter (NAME.prom)."),
-    ] = None,
-    max_age: Annotated[
-        Optional[str],  # noqa: UP045 - as above
-        typer.Option(help="Exit with 3 when no drill-validated resume point is as young: 36h, 7d."),
-    ] = None,
-    sign_key: Annotated[
-        Optional[Path],  # noqa: UP045 - as above
-        typer.Option(help="Sign the attestation with this ed25519 key (PEM, unencrypted)."),
-    ] = None,
-    image_digest: Annotated[
-        Optional[str],  # noqa: UP045 - as above
-        typer.Option(help="Digest of the image that this runs in; `none` without an image."),
-    ] = None,
-    printed: Annotated[
-        Optional[Kind],  # noqa: UP045 - as above
-        typer.Option("--print", help="Print what starts this command every night; run nothing."),
-    ] = None,
+    launcher: Launcher = "auto",
+    budget_s: BudgetS = None,
+    keep_runs: KeepRuns = 30,
+    keep_days: KeepDays = None,
+    keep: Keep = False,
+    metrics: MetricsFile = None,
+    max_age: MaxAge = None,
+    sign_key: SignKey = None,
+    image_digest: ImageDigest = None,
+    printed: Printed = None,
 ) -> None:
     """Drill a matrix once more, unattended: one command for cron, systemd or a build server.
 

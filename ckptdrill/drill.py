@@ -7,6 +7,7 @@ list of files first, so that no text from a matrix ever becomes a path.
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from types import MappingProxyType, ModuleType
 from ckptdrill import resources
 from ckptdrill.errors import UserError
 from ckptdrill.model import Claim, JsonValue, Plan
+from ckptdrill.placeholders import PLACEHOLDERS, problem_in
 from ckptdrill.spelling import did_you_mean, listed
 
 # Every drill that a matrix may mean; a file is what makes one of them available.
@@ -26,8 +28,23 @@ KNOWN = (
     *("mid-accumulation", "chained-resume", "older-step", "semantic-change", "resume-options"),
 )
 
+
+class Template(str):
+    """The type of a parameter that is filled in for each launch, as `job.checkpoint` is."""
+
+    __slots__ = ()
+
+
+class Arguments(Template):
+    """The type of a parameter that is split into arguments of the job as a shell would do it."""
+
+    __slots__ = ()
+
+
 # What a parameter may be: one of a few values, or anything of a type.
 Allowed = tuple[JsonValue, ...] | type
+# The matrix fills in `{jobs}` when it is read, and only in its own keys.
+_FILLED_IN = tuple(name for name in PLACEHOLDERS if name != "jobs")
 
 
 @dataclass(frozen=True)
@@ -82,15 +99,42 @@ def refusal(parameter: Allowed, value: JsonValue) -> str | None:
     The nearest spelling is added where one is near.
     """
     if isinstance(parameter, type):
-        return None if _is_a(value, parameter) else f"allowed: {_TYPE_WORDS[parameter]}"
+        if not _is_a(value, parameter):
+            return f"allowed: {_TYPE_WORDS[parameter]}"
+        return _problem_of_text(parameter, str(value)) if issubclass(parameter, Template) else None
     if any(_equal(value, option) for option in parameter):
         return None
     near = did_you_mean(str(value), [str(option) for option in parameter])
     return f"allowed: {listed(parameter)}{near}"
 
 
+def words_of(parameter: Allowed) -> str:
+    """What is allowed for a parameter: `bit-flip, truncate`, `text`, `an integer`."""
+    if isinstance(parameter, type):
+        return _TYPE_WORDS[parameter]
+    return ", ".join(map(str, parameter))
+
+
+def _problem_of_text(parameter: type[Template], text: str) -> str | None:
+    """What a launch would stumble on: an unknown placeholder, a brace, a quote that never ends."""
+    problem = problem_in(text, _FILLED_IN)
+    if problem is None and issubclass(parameter, Arguments):
+        try:
+            shlex.split(text)
+        except ValueError as error:
+            return f"{error}; allowed: arguments as a shell splits them, each quote in a pair"
+    return problem
+
+
 _FORM_HINT = "a drill file has a docstring, CLAIM, PARAMETERS and plan(cell, shared)"
-_TYPE_WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+_TYPE_WORDS = {
+    str: "text",
+    Template: "text with placeholders",
+    Arguments: "arguments, in one text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 def _equal(value: JsonValue, option: JsonValue) -> bool:
@@ -101,6 +145,8 @@ def _equal(value: JsonValue, option: JsonValue) -> bool:
 def _is_a(value: JsonValue, kind: type) -> bool:
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
+    if issubclass(kind, str):
+        return isinstance(value, str)
     return isinstance(value, (int, float) if kind is float else kind)
 
 

@@ -87,9 +87,15 @@ def _differing_key(one: Any, other: Any, path: str) -> str | None:
     # Through JSON, so that NaN equals NaN and 1 differs from 1.0.
     if json.dumps(one) == json.dumps(other):
         return None
-    return f"{path} is {_short(one)} cold, {_short(other)} warm"
+    texts = (json.dumps(one), json.dumps(other))
+    # What both begin with is cut, up to a few characters before they part.
+    pairs = enumerate(zip(*texts, strict=False))
+    begin = max(0, next((n for n, (a, b) in pairs if a != b), 0) - 20)
+    return f"{path} is {_short(texts[0], begin)} cold, {_short(texts[1], begin)} warm"
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _short(text: str, begin: int) -> str:
+    """At most some 80 characters of `text`; from `begin` on where it is longer."""
+    if len(text) <= 80:
+        return text
+    return ("..." if begin else "") + text[begin : begin + 77] + "..." * (begin + 77 < len(text))

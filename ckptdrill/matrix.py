@@ -37,6 +37,7 @@ from ckptdrill.matrix_schema import (
     MatrixFile,
     MemoryTierSection,
     PolicySection,
+    ReproSection,
     TopologySection,
     check,
     describe,
@@ -51,6 +52,7 @@ from ckptdrill.model import (
     JsonValue,
     MemoryTier,
     Policy,
+    Repro,
     Tolerance,
     Topology,
 )
@@ -121,6 +123,7 @@ def load(path: Path, *, python: str | None = None, devices: int | None = None) -
     _check_start(matrix.job, _where(path, marks, ("job", "start_from")))
     _check_folder(matrix.job, _where(path, marks, ("job", "cwd")))
     _check_tier(matrix.job, _where(path, marks, ("job", "memory_tier")))
+    _check_repros(check(marks, path), marks, path)
     for name in sorted({c.source_environment for c in matrix.cells} | _target_names(matrix.cells)):
         # `default` need not be in the file: then it came from the command line.
         written = name in marks.data.get("environments", {})
@@ -156,6 +159,7 @@ def parse(
     reading = _Reading(
         form=form,
         document=document,
+        folder=folder,
         topologies={name: _topology(name, each) for name, each in form.topologies.items()},
         environments=_environments(form, folder, python),
         drill_names=drill_files.names(),
@@ -244,6 +248,7 @@ class _Reading:
 
     form: MatrixFile
     document: Document
+    folder: Path
     topologies: Mapping[str, Topology]
     environments: Mapping[str, Environment]
     drill_names: tuple[str, ...]
@@ -283,14 +288,15 @@ def _topology(name: str, form: TopologySection) -> Topology:
 
 def _environments(form: MatrixFile, folder: Path, python: str | None) -> dict[str, Environment]:
     """`default` first. A relative path starts from the matrix; links stay links, since the
-    interpreter of a virtual environment is one.
+    interpreter of a virtual environment is one. `{python}` is what `default` starts from.
     """
     here = str(Path(python).absolute()) if python and "/" in python else python
     base = _interpreter(here or sys.executable, folder)
     found = {DEFAULT_ENVIRONMENT: Environment(DEFAULT_ENVIRONMENT, base)}
     for name, section in form.environments.items():
         bare = sys.executable if section.requirements else base
-        own = _interpreter(section.python, folder) if section.python else bare
+        written = fill_only(section.python, "python", base) if section.python else None
+        own = _interpreter(written, folder) if written else bare
         replaced = name == DEFAULT_ENVIRONMENT and python is not None
         found[name] = Environment(
             name,
@@ -659,6 +665,8 @@ def _values(
     good: list[JsonValue] = []
     for number, each in enumerate(value if isinstance(value, list) else [value]):
         refusal = drill_files.refusal(allowed[key], each)
+        if "memory_tier" in used(str(each)) and reading.form.job.memory_tier is None:
+            refusal = "{memory_tier} is used, but job.memory_tier is not declared"
         if refusal is None:
             good.append(each)
         else:
@@ -683,10 +691,19 @@ def _expected(
             yield cell
             continue
         rule = rules[matching[0]]
-        expectation = Expectation(rule.verdict, rule.reason, rule.why)
+        repro = _repro(rule.repro, reading.folder)
+        expectation = Expectation(rule.verdict, rule.reason, rule.why, repro)
         yield dataclasses.replace(cell, expect=expectation)
     for number in sorted(unused) if cells else ():
         _note_unused(reading, rules[number], cells, (*at, number))
+
+
+def _repro(form: ReproSection | None, folder: Path) -> Repro | None:
+    if form is None:
+        return None
+    shipped = {"repros": resources.repros_dir()}
+    program = fill(form.program, shipped, "expect.repro.program")
+    return Repro(str(_absolute(program, folder)), form.ranks)
 
 
 def _applies(rule: ExpectSection, cell: Cell) -> bool:
@@ -768,12 +785,18 @@ def _check_topologies(reading: _Reading, cells: Sequence[Cell], devices: int | N
     job = reading.form.job
     templates = (*job.args, *job.resume_args, job.checkpoint, *job.env.values())
     needs_stage = any("zero_stage" in used(text) for text in templates)
+    told_stage = {
+        topology.name
+        for cell in cells
+        for topology in (cell.source, cell.target)
+        if any("zero_stage" in used(str(value)) for value in cell.parameters.values())
+    }
     for name, topology in in_use.items():
         at = ("topologies", name)
         if devices is not None and name in started and topology.world_size > devices:
             size = f"{topology.world_size} ranks do not fit this node"
             reading.note(at, f"{size}; allowed: at most {devices}", of_key=True)
-        if needs_stage and topology.zero_stage is None:
+        if (needs_stage or name in told_stage) and topology.zero_stage is None:
             reading.note(at, "has no zero_stage, but the job uses {zero_stage}", of_key=True)
 
 
@@ -796,6 +819,22 @@ def _check_tier(job: Job, where: str) -> None:
     tier = job.memory_tier
     if tier is not None and not os.access(tier.base, os.W_OK | os.X_OK):
         raise UserError(f"no folder {tier.base} that can be written", where=where)
+
+
+def _check_repros(form: MatrixFile, document: Document, path: Path) -> None:
+    """Each program can be read, and no link leads it out of the folder that it is named in."""
+    folders = [folder.resolve() for folder in (path.parent, resources.repros_dir())]
+    for number, entry in enumerate(form.matrix):
+        for place, rule in enumerate(entry.expect):
+            named = _repro(rule.repro, path.parent.absolute())
+            if named is None:
+                continue
+            at = ("matrix", number, "expect", place, "repro", "program")
+            where, program = _where(path, document, at), Path(named.program)
+            check_script(program, where)
+            if not any(program.resolve().is_relative_to(folder) for folder in folders):
+                hint = "copy it into the folder of the matrix: the run keeps a copy as evidence"
+                raise UserError(f"{program} is a link to another folder", where=where, hint=hint)
 
 
 def _check_interpreter(environment: Environment, where: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -159,6 +160,14 @@ class JobSection(Section):
             raise _wrong(f"found {saves}; allowed: every step once, ascending, as {ordered}")
         return saves
 
+    @field_validator("restore_step")
+    @classmethod
+    def _saved(cls, restore_step: int | None, info: ValidationInfo) -> int | None:
+        saves = info.data.get("saves")
+        if saves and restore_step is not None and restore_step not in saves:
+            raise _wrong(f"found {restore_step}; allowed: one of saves, {saves}")
+        return restore_step
+
     @field_validator("checkpoint")
     @classmethod
     def _inside_out(cls, checkpoint: str) -> str:
@@ -194,9 +203,6 @@ class JobSection(Section):
         return (*self.args, *self.resume_args, *self.env.values())
 
     def _check_steps(self) -> None:
-        if self.restore_step is not None and self.restore_step not in self.saves:
-            allowed = f"allowed: one of saves, {self.saves}"
-            raise _wrong(f"found {self.restore_step}; {allowed}", "restore_step")
         if "step" not in placeholders.used(self.checkpoint):
             self._check_root()
         if self.start_step is not None and self.saves[0] <= self.start_step:
@@ -334,12 +340,32 @@ class PolicySection(Section):
     approved: dict[str, str] = {}
 
 
+class ReproSection(Section):
+    """`expect[].repro`: a short program that shows the same without the job."""
+
+    program: str
+    ranks: Degree = 1
+
+    @field_validator("program")
+    @classmethod
+    def _beside_the_matrix(cls, program: str) -> str:
+        problem = placeholders.problem_in(program, ("repros",))
+        if problem:
+            raise _wrong(problem)
+        path = PurePosixPath(program)
+        if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
+            allowed = "allowed: a .py file below the folder of the matrix, or '{repros}/NAME.py'"
+            raise _wrong(f"found {program!r}; {allowed}")
+        return program
+
+
 class ExpectSection(Section):
     """One rule of `expect`; `when` narrows it to some of the entry's cells."""
 
     verdict: VerdictWord
     reason: Reason | None = None
     why: str = ""
+    repro: ReproSection | None = None
     when: dict[str, Any] = {}
 
 

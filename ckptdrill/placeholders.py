@@ -98,12 +98,12 @@ def problem_in(template: str, allowed: Collection[str] = PLACEHOLDERS.keys()) ->
         if len(token) == 1:
             return f"a lone {token!r}; write {token * 2!r} for the brace itself"
         name, spec = _parts(token)
-        if spec and (not _WIDTH.fullmatch(spec) or name in _TEXTS):
-            return f"cannot format {token}; a number takes a width, as in {{step:07d}}"
         if name not in allowed:
             near = did_you_mean(name, allowed)
             names = listed(f"{{{name}}}" for name in allowed)
             return f"unknown placeholder {token}{near}; allowed: {names}; '{{{{' is a plain brace"
+        if spec and (not _WIDTH.fullmatch(spec) or name in _TEXTS):
+            return f"cannot format {token}; a number takes a width, as in {{step:07d}}"
     return None
 
 

@@ -91,6 +91,12 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             "Read rank*.err of the restore launch, the rank that failed first is named; mend it "
             "and run again.",
         ),
+        Reason.HALF_CONVERTED: Explanation(
+            _UNSUPPORTED,
+            "A conversion ended as if it were done, and what it left is not whole.",
+            "Do not restore from it: conversions/ names what is missing; convert again with "
+            "another command or version.",
+        ),
         Reason.DIVERGED: Explanation(
             _UNSUPPORTED,
             "The restore raised no error, and the training that follows is another one: the alarm.",

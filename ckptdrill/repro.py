@@ -28,9 +28,19 @@ from ckptdrill.step import (
     resumes_in_place,
     tier_of,
 )
+from ckptdrill.store import REPRO_NAME
 
 # Stands for the folder of a replay until the shell knows it.
 _WORK = "@WORK@"
+# The drill's own way to another host name; who may not have one is told so, and nothing is started.
+_RENAME = """import os, sys
+from ckptdrill_observer.cage import rename_host
+try:
+    rename_host(sys.argv[1])
+except OSError as error:
+    sys.exit(f"no process may have another host name here: {error}")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def repro_script(setting: Setting, plan: Plan) -> str:
@@ -45,6 +55,7 @@ def repro_script(setting: Setting, plan: Plan) -> str:
         "#!/bin/sh",
         *_explanation(setting, plan),
         "set -eu",
+        *_alone_lines(plan, content),
         'WORK="${1:-$(mktemp -d)}"',
         '[ ! -e "$WORK/launch.json" ] || { echo "$WORK holds a replay already" >&2; exit 1; }',
         'mkdir -p "$WORK/out" "$WORK/scratch" "$WORK/facts"',
@@ -58,7 +69,7 @@ def repro_script(setting: Setting, plan: Plan) -> str:
         "set -x",
         "exec env \\",
         *(f"  {name}={_quote(value)} \\" for name, value in content["env"].items()),
-        "  " + " ".join(_quote(word) for word in cold_command(content)),
+        "  " + " ".join(_quote(word) for word in (*_on_host(content), *cold_command(content))),
     ]
     return "\n".join(lines) + "\n"
 
@@ -80,7 +91,7 @@ def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
             yield f"# A guard chose it in place of step {launch.restores.step}, damaged on purpose:"
         yield f"#   {setting.run.damage(launch.restores.damage_id)}"
     if launch.host is not None:
-        yield f"# The drill let it see {launch.host} as the name of its host; a replay does not."
+        yield f"# It sees {launch.host} as the name of its host, as in the drill."
     if launch.fault is not None:
         yield "# Storage below OUT fails as `fault` in launch.json says. The observer does that:"
         yield "# without it nothing fails."
@@ -88,6 +99,38 @@ def _explanation(setting: Setting, plan: Plan) -> Iterator[str]:
     yield "# copy, and the facts go to FOLDER/facts. To run without the observer, take"
     yield "# `-m ckptdrill_observer` out of the command: the job then goes on after step"
     yield f"# {launch.stop_step}, where the drill ended it."
+    if cell.expect and cell.expect.repro:
+        yield f"# `repro.sh --alone [FOLDER]` starts {REPRO_NAME}, which shows without the job what"
+        yield "# the cell is expected to come to."
+
+
+def _alone_lines(plan: Plan, content: Mapping[str, Any]) -> Iterator[str]:
+    """Start the program that shows the same without the job: in the job's environment, less what
+    names the folders of its launch.
+    """
+    repro = plan.cell.expect.repro if plan.cell.expect else None
+    if repro is None:
+        return
+    options = ("--nproc-per-node", str(repro.ranks), "--rdzv-backend", "c10d")
+    torchrun = (content["python"], "-m", "torch.distributed.run", *options)
+    environment = {name: text for name, text in content["env"].items() if _WORK not in text}
+    yield 'if [ "${1:-}" = --alone ]; then'
+    yield f'  PROGRAM="$(cd "$(dirname "$0")" && pwd)/{REPRO_NAME}"'
+    yield '  FOLDER="${2:-$(mktemp -d)}"'
+    yield '  mkdir -p "$FOLDER"'
+    yield '  cd "$FOLDER"'
+    yield "  exec env \\"
+    yield from (f"    {name}={_quote(text)} \\" for name, text in environment.items())
+    command = " ".join(_quote(word) for word in (*torchrun, "--rdzv-endpoint", "localhost:0"))
+    yield f'    {command} "$PROGRAM" "$PWD"'
+    yield "fi"
+
+
+def _on_host(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """What stands before the command of a launch that sees another name of its host."""
+    if content["hostname"] is None:
+        return ()
+    return (content["python"], "-c", _RENAME, content["hostname"])
 
 
 def _place(launch: Launch) -> str:

@@ -25,6 +25,11 @@ def jobs_dir() -> Path:
     return drills_dir() / "jobs"
 
 
+def repros_dir() -> Path:
+    """The folder of the programs that show a defect of a stack in a few lines each."""
+    return drills_dir() / "repros"
+
+
 def observer_dir() -> Path:
     """The folder of the package that runs inside every rank of a job."""
     return _PACKAGE / "observer"

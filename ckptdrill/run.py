@@ -49,6 +49,7 @@ from ckptdrill.step import (
     unmet,
 )
 from ckptdrill.store import (
+    REPRO_NAME,
     RunFolder,
     last_bytes,
     read_json,
@@ -200,7 +201,9 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
 
 
 def _write_cell(setting: Setting, plan: Plan) -> None:
-    """`plan.json` and `repro.sh`: a cell is on disk before anything can happen to it."""
+    """`plan.json`, `repro.sh`, and the program that the matrix names for the cell: it is on disk
+    before anything can happen to it.
+    """
     folder, content = setting.run.cell(plan.cell.id), to_json(plan)
     known = folder / "plan.json"
     if known.exists() and read_json(known) != content:
@@ -210,6 +213,8 @@ def _write_cell(setting: Setting, plan: Plan) -> None:
             hint="the matrix or a drill has changed: start a new run, without --resume",
         )
     write_json(known, content)
+    if plan.cell.expect and plan.cell.expect.repro:
+        write_atomic(folder / REPRO_NAME, Path(plan.cell.expect.repro.program).read_bytes())
     if plan.cell.drilled:
         _write_script(setting, plan)
 

@@ -32,6 +32,8 @@ APPROVAL_NAME = "approval.json"
 APPROVED_PAGE_NAME = "approved.html"
 SEALED = (MANIFEST_NAME, ATTESTATION_NAME, APPROVAL_NAME, APPROVED_PAGE_NAME)
 COMPATIBILITY_NAME = "resume_compatibility.yaml"
+# In the folder of a cell: the program that shows the same without the job.
+REPRO_NAME = "repro.py"
 # The manifest of the checkpoint that a run starts from, byte for byte, where it has one.
 SOURCE_MANIFEST_NAME = "source.manifest.json"
 # In the folder of a launch: the manifests of what it saved.

@@ -347,10 +347,7 @@ def _about_drill(each: drill.Drill) -> Iterator[str]:
     yield " ".join(each.doc.partition("\n\n")[0].split())
     yield f"Pass: the job {each.claim.value}."
     for name, allowed in each.parameters.items():
-        if isinstance(allowed, type):
-            yield f"{name}: any {allowed.__name__}"
-        else:
-            yield f"{name}: {', '.join(map(str, allowed))}"
+        yield f"{name}: {drill.words_of(allowed)}"
 
 
 def _show(console: Console, title: str, lines: Iterable[str]) -> None:

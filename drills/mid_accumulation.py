@@ -12,13 +12,14 @@ baseline is a cell of every matrix.
 import shlex
 from dataclasses import replace
 
+from ckptdrill.drill import Arguments, Template
 from ckptdrill.model import Cell, Checkpoint, Claim, Launch, Plan
 from ckptdrill.plan import SharedLaunches
 
 CLAIM = Claim.CONTINUES
 PARAMETERS: dict[str, tuple[str, ...] | type] = {
-    "args": str,  # what makes the source save inside a step
-    "checkpoint": str,  # where that checkpoint appears: "{out}/step-{step}-inside"
+    "args": Arguments,  # what makes the source save inside a step
+    "checkpoint": Template,  # where that checkpoint appears: "{out}/step-{step}-inside"
     "step": int,  # the last step completed before it; default: job.restore_step
 }
 

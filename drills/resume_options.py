@@ -8,12 +8,13 @@ switch must be the same training as without it; the restore without it is the tw
 import shlex
 from dataclasses import replace
 
+from ckptdrill.drill import Arguments
 from ckptdrill.model import Cell, Claim, Plan
 from ckptdrill.plan import SharedLaunches
 
 CLAIM = Claim.CONTINUES
 PARAMETERS: dict[str, tuple[str, ...] | type] = {
-    "args": str,  # given to the restored job alone: "--weights-only"
+    "args": Arguments,  # given to the restored job alone: "--weights-only"
 }
 
 

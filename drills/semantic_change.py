@@ -7,12 +7,13 @@ what does not fit and trains on is the silent failure that this drill looks for.
 import shlex
 from dataclasses import replace
 
+from ckptdrill.drill import Arguments
 from ckptdrill.model import Cell, Claim, Plan
 from ckptdrill.plan import SharedLaunches
 
 CLAIM = Claim.FAILS_CLOSED
 PARAMETERS: dict[str, tuple[str, ...] | type] = {
-    "args": str,  # what makes the restored job another one: "--layers 3"
+    "args": Arguments,  # what makes the restored job another one: "--layers 3"
 }
 
 

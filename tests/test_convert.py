@@ -174,6 +174,24 @@ def test_a_converter_that_hangs_is_ended_with_its_children(tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("lost", ["", "head.bias/exp_avg.pt"])
+def test_a_converter_that_ends_well_is_not_believed(tmp_path: Path, lost: str) -> None:
+    """One that leaves a file out ends as the one that leaves none out does."""
+    script = COPIES.partition("converted.mkdir()")[0] + (
+        "import shutil\nshutil.copytree(source, converted)\n"
+        f"(converted / 'zero' / {lost!r}).unlink() if {lost!r} else None\n"
+        "(converted.parent / 'latest_universal').write_text(converted.name)\n"
+    )
+    of = setting(tmp_path, script)
+    universal(of.run.work("source.two") / "out/step-4", None)
+    record, why = carried_out(of)
+    assert record["ended_badly"] is None
+    missing = ["head.bias has no exp_avg.pt, which other parameters have"] if lost else []
+    assert (record["problems"], record["problem_count"]) == (missing, len(missing))
+    assert why == (f"left no whole checkpoint: {missing[0]}" if lost else None)
+
+
+@pytest.mark.e2e
 def test_the_source_is_out_of_the_converters_reach(tmp_path: Path) -> None:
     """It changes what it is given, a private copy; the original stays as it was."""
     script = COPIES + "(source / 'shard').write_bytes(b'')\n"

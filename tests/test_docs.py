@@ -61,6 +61,7 @@ SECTIONS = {
     "policy.rng.": matrix_schema.RngSection,
     "matrix[].": matrix_schema.EntrySection,
     "matrix[].expect[].": matrix_schema.ExpectSection,
+    "matrix[].expect[].repro.": matrix_schema.ReproSection,
 }
 NEVER_TYPED = {matrix_schema.Section, matrix_schema.DrillSection}
 

@@ -58,6 +58,18 @@ def test_any_other_difference_is_named(
     assert said in str(difference)
 
 
+@pytest.mark.parametrize("length", [60, 200, 2000])
+def test_what_is_shown_of_long_values_is_where_they_part(length: int) -> None:
+    _, difference = compare(
+        "started",
+        {"path": "x" * length + "cold" + "y" * length},
+        {"path": "x" * length + "warm" + "y" * length},
+    )
+    assert "xcoldy" in str(difference)
+    assert "xwarmy" in str(difference)
+    assert len(str(difference)) < 300
+
+
 def test_a_missing_fact_is_a_difference() -> None:
     cold = record("source.a", ("stepped", {}), ("stepped", {}))
     warm = record("repeat1.a", ("stepped", {}))

@@ -1,6 +1,7 @@
 """A good matrix becomes exactly the cells it says; a bad one is explained by line and column."""
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckptdrill import matrix, resources, yaml_lines
 from ckptdrill.errors import UserError
-from ckptdrill.model import Expectation, Item, Reason, RngPolicy, Topology, VerdictWord
+from ckptdrill.model import Expectation, Item, Reason, Repro, RngPolicy, Topology, VerdictWord
 
 DRILLS = (*matrix.DERIVED_DRILLS, "corrupt-shard", "older-step")
 DRILL = '''"""A drill."""
@@ -223,6 +224,15 @@ def test_environments_are_part_of_the_address() -> None:
         "two-old_to_one.version-skew",
     ]
     assert (cells[1].source_environment, cells[1].target_environment) == ("old", "default")
+
+
+def test_an_environment_may_lie_over_the_interpreter_of_default() -> None:
+    own = 'over: {python: "{python}", requirements: [deepspeed==0.17.6], no_deps: true}'
+    text = edited(("environments:\n", f"environments:\n  {own}\n"))
+    given = parse(text, python="/given/python").environments
+    assert given["over"].python == given["default"].python == "/given/python"
+    assert given["over"].inherits
+    assert parse(text).environments["over"].python == sys.executable
 
 
 def test_a_written_baseline_is_not_added_again() -> None:
@@ -893,6 +903,61 @@ def test_an_interpreter_of_the_command_line_must_exist(on_disk: Path) -> None:
     ) as caught:
         matrix.load(on_disk, python="/no/python")
     assert caught.value.where == "--python"
+
+
+def test_a_bad_window_hides_no_step_that_is_not_saved() -> None:
+    found = refusal(edited(("window: 5", "window: 1"), ("restore_step: 4", "restore_step: 5")))
+    assert "job.window: found 1" in found
+    assert "job.restore_step: found 5; allowed: one of saves, [4, 8]" in found
+
+
+def with_repro(path: Path, program: str) -> None:
+    change(path, 'why: "known"', f'why: "known", repro: {{program: "{program}", ranks: 2}}')
+
+
+def test_a_program_that_shows_what_is_expected_lies_below_the_matrix(on_disk: Path) -> None:
+    (on_disk.parent / "shows").mkdir()
+    (on_disk.parent / "shows" / "flip.py").write_text("print('see')\n")
+    with_repro(on_disk, "shows/flip.py")
+    expected = Repro(str(on_disk.parent / "shows" / "flip.py"), 2)
+    told = [cell.expect and cell.expect.repro for cell in matrix.load(on_disk).cells]
+    assert told == [None] * 3 + [expected] * 3
+
+
+def test_a_shipped_program_is_named_by_its_placeholder(on_disk: Path, shipped: Path) -> None:
+    (shipped / "repros").mkdir(exist_ok=True)
+    (shipped / "repros" / "flip.py").write_text("print('see')\n")
+    with_repro(on_disk, "{repros}/flip.py")
+    last = matrix.load(on_disk).cells[-1].expect
+    assert last is not None
+    assert last.repro == Repro(str(shipped / "repros" / "flip.py"), 2)
+
+
+@pytest.mark.parametrize(
+    ("program", "fragments"),
+    [
+        ("gone.py", ("no Python file", "m.yaml:31:", "matrix[1].expect[0].repro.program")),
+        ("../train.py", ("m.yaml:31:", "repro.program", "below the folder of the matrix")),
+        ("/tmp/train.py", ("m.yaml:31:", "below the folder of the matrix")),
+        ("{repros}/../train.py", ("m.yaml:31:", "'{repros}/NAME.py'")),
+        ("{jobs}/train.py", ("unknown placeholder {jobs}", "allowed: {repros}")),
+        ("link.py", ("is a link to another folder", "m.yaml:31:", "copy it into the folder")),
+        ("torn.py", ("not Python", "m.yaml:31:")),
+    ],
+)
+def test_a_program_elsewhere_or_none_is_refused(
+    on_disk: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    program: str,
+    fragments: tuple[str, ...],
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret.py"
+    elsewhere.write_text("print('not yours')\n")
+    (on_disk.parent / "link.py").symlink_to(elsewhere)
+    (on_disk.parent / "torn.py").write_text("def\n")
+    with_repro(on_disk, program)
+    message = load_refusal(on_disk)
+    assert all(fragment in message for fragment in fragments), message
 
 
 def test_no_text_of_the_file_reaches_the_terminal_raw() -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,20 +34,25 @@ from ckptdrill.model import (
     Damage,
     DamageKind,
     Environment,
+    Expectation,
     Fault,
     FaultKind,
     Job,
     MemoryTier,
     Plan,
     Policy,
+    Reason,
+    Repro,
     Tolerance,
     Topology,
+    VerdictWord,
 )
 from ckptdrill.plan import SharedLaunches
 from ckptdrill.progress import Event
 from ckptdrill.run import Options, Outcome, execute, prune
 from ckptdrill.schedule import Capacity
 from ckptdrill.store import RunFolder
+from tests.launch.test_cage import host_names_allowed
 
 TWO, FOUR, ONE = (Topology(f"fsdp{n}", dp_shard=n) for n in (2, 4, 1))
 SHARED = SharedLaunches(restore_step=4, saves=(4,), end_step=8, repeats=1)
@@ -1056,6 +1062,60 @@ def test_a_replay_runs_the_same_command_elsewhere(
     assert facts_of(run) == evidence
     again = subprocess.run([script, replay], capture_output=True, text=True, check=False)
     assert (again.returncode, again.stderr) == (1, f"{replay} holds a replay already\n")
+
+
+def shown_alone(program: Path) -> Plan:
+    """A cell that came out badly, and a program that shows it without the job."""
+    plan = continues(TWO, ONE)
+    repro = Repro(str(program), ranks=2)
+    expect = Expectation(VerdictWord.UNSUPPORTED, Reason.DIVERGED, "known", repro)
+    return replace(plan, cell=replace(plan.cell, expect=expect))
+
+
+def test_a_program_that_shows_a_defect_is_kept_and_started_alone(
+    machine: FakeMachine, tmp_path: Path
+) -> None:
+    program = tmp_path / "defect.py"
+    program.write_text("print('see')\n")
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "seed $SEED" "${CKPTDRILL_LAUNCH-none}"\n')
+    python.chmod(0o755)
+    given = replace(matrix(), environments={"default": Environment("default", str(python))})
+    run, _ = carry_out(tmp_path, (continues(TWO, TWO), shown_alone(program)), given)
+    cell = run.cell(RESTORE_ONE.removeprefix("restore."))
+    program.unlink()
+    assert (cell / "repro.py").read_text() == "print('see')\n"
+    alone = tmp_path / "it's alone"
+    script = [cell / "repro.sh", "--alone", alone]
+    said = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[:4] == ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert said[-4:] == [str(cell / "repro.py"), str(alone), "seed 7", "none"]
+    other = run.cell(continues(TWO, TWO).cell.id)
+    assert not (other / "repro.py").exists()
+    assert "--alone" not in (other / "repro.sh").read_text()
+
+
+def replacement_node() -> Plan:
+    return drill.load("replacement-nodes").plan(cell(TWO, TWO, "replacement-nodes"), SHARED)
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_replay_sees_the_host_name_that_the_drill_set(
+    machine: FakeMachine, tmp_path: Path, moved: bool
+) -> None:
+    python = tmp_path / "python3"
+    # What sets the name is Python; the job that it then starts only says what it sees.
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\nuname -n\n')
+    python.chmod(0o755)
+    given = replace(matrix(), environments={"default": Environment("default", str(python))})
+    plan = replacement_node() if moved else continues(TWO, TWO)
+    run, _ = carry_out(tmp_path, (plan,), given)
+    script = [run.cell(plan.cell.id) / "repro.sh"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    if moved and not host_names_allowed():
+        assert "no process may have another host name here" in done.stderr
+    else:
+        assert done.stdout == f"{plan.restore.host or os.uname().nodename}\n"
 
 
 def test_new_runs_never_meet(tmp_path: Path) -> None:

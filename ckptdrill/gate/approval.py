@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -68,8 +69,10 @@ def read(root: Path) -> Approval | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Approval(problem="approval.json is no approval")
     if approved != store.sha256_of(root / store.MANIFEST_NAME):
-        return Approval(problem=f"{approval.approver} approved another state of this packet")
+        why = f"{approval.approver} approved another state of this packet"
+        return replace(approval, problem=why)
     page = root / store.APPROVED_PAGE_NAME
     if not page.is_file() or store.sha256_of(page) != page_sha256:
-        return Approval(problem=f"{page.name} is not the page that {approval.approver} approved")
+        why = f"{page.name} is not the page that {approval.approver} approved"
+        return replace(approval, problem=why)
     return approval

@@ -51,7 +51,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Approval:
-    """A recorded approval. `problem` is why it does not count, empty when it does."""
+    """A recorded approval. `problem` is why it does not count, empty when it does; without an
+    approver nobody has approved anything.
+    """
 
     approver: str = ""
     approved_utc: str = ""
@@ -169,7 +171,7 @@ def _manifest(inputs: Inputs) -> _Found:
     if found:
         move = "publish it with its manifest: `ckptdrill manifest write` or `publish`"
         return _not_held(_first(found), move)
-    return _held(f"verified: {counted(inputs.checkpoint.files, 'file')}")
+    return _held(f"there, committed, and compared with {counted(inputs.checkpoint.files, 'file')}")
 
 
 def _beside_manifest(inputs: Inputs, rule: Callable[[Checkpoint], _Found]) -> _Found:
@@ -370,7 +372,8 @@ def _approver(inputs: Inputs) -> _Found:
     if approval is None:
         return _not_held("nobody has approved", "--approver NAME --sign-key FILE")
     if approval.problem:
-        return _not_held(approval.problem, "approve again: --approver NAME --sign-key FILE")
+        move = "approve again" if approval.approver else "see to that first, then approve"
+        return _not_held(approval.problem, f"{move}: --approver NAME --sign-key FILE")
     who = f"{approval.approver}, {approval.approved_utc}, key {approval.key[:16]}…"
     if inputs.trusted is None:
         return _not_known(f"{who}: nobody says whose key that is", "name it: --public-key FILE")

@@ -7,7 +7,7 @@ None means that there is a run to judge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ckptdrill.judge import ending, surroundings
 from ckptdrill.judge import state as states
@@ -16,6 +16,7 @@ from ckptdrill.judge.evidence import Evidence
 from ckptdrill.judge.trajectory import Pair, local_steps_of_save, trajectory
 from ckptdrill.model import (
     Claim,
+    Convert,
     Held,
     Item,
     JsonValue,
@@ -86,7 +87,8 @@ def _guard_refused(evidence: Evidence, damage: Mapping[str, JsonValue]) -> Verdi
 def _conversion(evidence: Evidence) -> Verdict | None:
     """What a conversion that made no whole checkpoint comes to; None where there is none to judge.
 
-    Only a converter that ran and stopped by itself has refused the checkpoint.
+    Only a converter that ran and stopped by itself has refused the checkpoint. One that ended well
+    has said that it is done: what it left lies, unless it left nothing where it was to.
     """
     step, record = evidence.plan.conversion, evidence.conversion
     if step is None:
@@ -111,10 +113,26 @@ def _conversion(evidence: Evidence) -> Verdict | None:
         why = f"the conversion {step.name} {record['ended_badly']}: {record.get('message')}"
         return _early(evidence, Reason.CRASHED, why, read)
     problems = record.get("problems") or ()
-    if problems:
-        why = f"the conversion {step.name} left no whole checkpoint: {problems[0]}"
+    if problems and not record.get("converted_bytes"):
+        why = f"the conversion {step.name} left no checkpoint: {problems[0]}"
         return _early(evidence, Reason.EVIDENCE_MISSING, why, read)
-    return None
+    return _half_converted(evidence, step, problems) if problems else None
+
+
+def _half_converted(evidence: Evidence, step: Convert, problems: Sequence[str]) -> Verdict:
+    found = int(str((evidence.conversion or {}).get("problem_count", len(problems))))
+    others = f" (and {found - len(problems)} more)" if found > len(problems) else ""
+    return Verdict(
+        cell_id=evidence.plan.cell.id,
+        claim=evidence.plan.claim,
+        word=VerdictWord.UNSUPPORTED,
+        reason=Reason.HALF_CONVERTED,
+        explanation=f"the conversion {step.name} ended well and left no whole checkpoint: "
+        f"{'; '.join(problems)}{others}",
+        blame_subject=problems[0],
+        facts=(f"conversions/{step.id}.json",),
+        next_move=f"read launches/{step.id}/launcher.err; restore nothing from it",
+    )
 
 
 def _undrilled(evidence: Evidence) -> Verdict:
@@ -186,6 +204,10 @@ def _saved_over(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | N
         f"step {evidence.start_step + later[0]}, within the window, and job.checkpoint does not "
         "name the step"
     )
+    end = evidence.start_step + max(fact.step for fact in source.of("stepped"))
+    if end == evidence.start_step + later[0] < evidence.plan.source.stop_step:
+        why += f"; the script itself ended there, before step {evidence.plan.source.stop_step}"
+        return why, "let the script train on (job.args), or name the checkpoint by its {step}"
     return why, (
         f"make job.window {later[0] - step - 1} or shorter, have the script save less often "
         "(job.args), or name the checkpoint by its {step}"

@@ -143,9 +143,11 @@ def _lost_leaves(run: Trajectory, step: int) -> str | None:
 
 def saved_steps(run: Trajectory) -> tuple[int, ...]:
     """Completed steps at which the run saved anything."""
-    return tuple(
-        sorted({f.step + run.offset for f in run.record.of("inventory") if f.data["at"] == "save"})
-    )
+    if "saved steps" not in run.derived:
+        saves = (f for f in run.record.of("inventory") if f.data["at"] == "save")
+        run.derived["saved steps"] = tuple(sorted({f.step + run.offset for f in saves}))
+    steps: tuple[int, ...] = run.derived["saved steps"]
+    return steps
 
 
 def next_save(

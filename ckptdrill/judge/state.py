@@ -44,6 +44,14 @@ class Sampled:
         return self.lost
 
     @cached_property
+    def on_other_stages(self) -> bool:
+        """Whether parameters have moved between ranks, as they do with the pipeline degree."""
+        source, target = (
+            {_names(fact.data["weights"]) for fact in facts} for facts in (self.source, self.target)
+        )
+        return source != target and max(len(source), len(target)) > 1
+
+    @cached_property
     def refs(self) -> tuple[str, ...]:
         """The facts compared."""
         return tuple(f.ref for f in (*self.source, *self.target))
@@ -160,7 +168,7 @@ def is_master(name: str) -> bool:
 
 def _missing_on_a_rank(state: Sampled) -> list[str]:
     """Entries that a rank held in the source and does not hold now, though another rank may."""
-    if len(state.source) != len(state.target) or _on_other_stages(state):
+    if len(state.source) != len(state.target) or state.on_other_stages:
         return []
     return [
         f"{name} is missing on rank {after.rank} after the restore"
@@ -194,7 +202,7 @@ def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
     problems: list[str] = [*frozen]
-    pairs = _whole_groups(state) if _on_other_stages(state) else _by_rank(state, "groups")
+    pairs = _whole_groups(state) if state.on_other_stages else _by_rank(state, "groups")
     for rank, before, after in pairs:
         source, target = _groups(before), _groups(after)
         if not source:
@@ -202,12 +210,13 @@ def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
             return Check(Item.HYPERPARAMETERS, Held.NOT_OBSERVED, what)
         if len(source) != len(target):
             problems.append(
-                f"{len(source)} parameter groups in the source, {len(target)} after the restore"
+                f"parameter groups: {len(source)} in the source, {len(target)} after the restore"
             )
         for number, (one, other) in enumerate(zip(source, target, strict=False)):
             problems += [f"{p}{_on(rank)}" for p in _group_problems(number, one, other)]
     count = len(_groups(state.source[0].data["groups"]))
-    return _row(Item.HYPERPARAMETERS, problems, f"{count} groups equal", state.refs)
+    equal = f"{count} group{'' if count == 1 else 's'} equal"
+    return _row(Item.HYPERPARAMETERS, problems, equal, state.refs)
 
 
 def freezing(pair: Pair) -> list[str]:
@@ -386,14 +395,6 @@ def _by_rank(state: Sampled, part: str) -> list[tuple[int, JsonValue, JsonValue]
         if all(before != b or after != a for _, b, a in pairs):
             pairs.append((rank, before, after))
     return pairs
-
-
-def _on_other_stages(state: Sampled) -> bool:
-    """Whether parameters have moved between ranks, as they do with the pipeline degree."""
-    source, target = (
-        {_names(fact.data["weights"]) for fact in facts} for facts in (state.source, state.target)
-    )
-    return source != target and max(len(source), len(target)) > 1
 
 
 def _names(part: Mapping[str, JsonValue]) -> frozenset[str]:

@@ -13,7 +13,7 @@ says that a save or a write failed. An exception that the job catches in silence
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptdrill.judge import continued, ending
@@ -146,7 +146,7 @@ def _hung(case: _Case) -> Verdict | None:
     end = ending.ending(case.stalled)
     if end.how not in (End.TIMED_OUT, End.HUNG_IN_RESTORE):
         return None
-    waiting = [f for f in case.stalled.of("save_begin") if not _has_ended(case.stalled, f)]
+    waiting = [f for f in _begun(case.stalled) if not _has_ended(case.stalled, f)]
     stacks = f"read launches/{case.stalled.launch_id}/rank*.stacks"
     if not waiting:
         return concluded(case.evidence, Reason.TIMED_OUT, end.text, stacks)
@@ -210,7 +210,7 @@ def _unjudged(case: _Case) -> Verdict | None:
 
 def _outlived(case: _Case) -> Verdict | None:
     """A save in the background that its process did not wait for is lost, whatever it returned."""
-    begun = [f for f in case.stalled.of("save_begin") if f.data["call"] == "async_save"]
+    begun = [f for f in _begun(case.stalled) if f.data["call"] == "async_save"]
     left = [f for f in begun if not _has_ended(case.stalled, f)]
     if not left or case.stalled.of("crashed"):
         return None
@@ -259,9 +259,7 @@ def _piled_up(case: _Case) -> Verdict | None:
 def _kept(case: _Case) -> Verdict:
     whole = case.newest_whole
     step = whole.step if whole and whole.step is not None else case.evidence.restore_step
-    attempted = max(
-        (case.evidence.start_step + f.step for f in case.stalled.of("save_begin")), default=step
-    )
+    attempted = max(filter(_looked_at(case), _saved_steps(case)), default=step)
     lost = max(case.last_step - step, 0)
     newest = step >= attempted
     said = "" if newest else "; the failure surfaced"
@@ -293,6 +291,25 @@ _RULES = (
 # What the facts say
 
 
+def _saved_steps(case: _Case) -> Iterator[int]:
+    """The job's steps at which saves have begun."""
+    return (case.evidence.start_step + f.step for f in case.stalled.of("save_begin"))
+
+
+def _looked_at(case: _Case) -> Callable[[int], bool]:
+    """True for a step up to the newest that is restored; for any where the job itself chooses."""
+    restored = [launch.restores for launch in case.evidence.plan.generations if launch.restores]
+    if any(each.template is not None for each in restored):
+        return lambda _: True
+    newest = max((each.step for each in restored), default=0)
+    return lambda step: step <= newest
+
+
+def _begun(record: LaunchRecord) -> list[Fact]:
+    """Saves to storage that have begun; one that names no path went to memory."""
+    return [f for f in record.of("save_begin") if f.data.get("path")]
+
+
 def _has_ended(record: LaunchRecord, begun: Fact) -> bool:
     """A call has returned or raised; one in the background has been carried out or has failed."""
     done = "uploaded" if begun.data["call"] == "async_save" else "save_end"
@@ -306,7 +323,7 @@ def _has_ended(record: LaunchRecord, begun: Fact) -> bool:
 def _believed_saved(case: _Case, step: int) -> bool:
     """Every call that saved `step` returned, and no rank was told of a failure."""
     local = step - case.evidence.start_step
-    begun = [f for f in case.stalled.of("save_begin") if f.step == local]
+    begun = [f for f in _begun(case.stalled) if f.step == local]
     paths = {f.data["path"] for f in begun}
     told = [f for f in case.stalled.of("refused") if f.data.get("path") in paths]
     told += [

@@ -85,7 +85,9 @@ def topology(pair: Pair, plan: Plan) -> Check:
             (),
             refs,
         )
-    loads = sorted({f.data["call"] for f in pair.restored.record.of("load_end")})
+    ended = pair.restored.record.of("load_end")
+    # What was loaded from memory came there by another call.
+    loads = sorted({f.data["call"] for f in ended if f.data.get("path", "unknown")})
     how = ", ".join(loads) if loads else "no load call that the observer knows"
     mechanism = _mechanism(pair, plan)
     summary = f"{plan.source.topology.short} -> {plan.restore.topology.short} by {how}"

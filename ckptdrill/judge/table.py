@@ -361,11 +361,19 @@ def _held(case: Case) -> Verdict:
         case,
         VerdictWord.PASS,
         Reason.HELD,
-        f"{topologies[0]} -> {topologies[1]} continues the same training: every item in scope held "
+        f"{topologies[0]} -> {topologies[1]} {_how_it_goes_on(case)}: every item in scope held "
         f"at the restore and over {steps} steps",
         None,
         "",
     )
+
+
+def _how_it_goes_on(case: Case) -> str:
+    """A fresh optimizer that the owner has declared is no continuation, and is not called one."""
+    how = next(c for c in case.checks if c.item is Item.TOPOLOGY).numbers.get("mechanism")
+    if how == surroundings.Mechanism.WEIGHTS_ONLY:
+        return "goes on from the weights alone, with a fresh optimizer as declared"
+    return "continues the same training"
 
 
 def _failed_closed(case: Case) -> Verdict | None:

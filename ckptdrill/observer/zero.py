@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     """Shape of a logical tensor, and the slab of it that this process has (None: all of it)."""
 
 _ENGINE_MODULE = "deepspeed.runtime.engine"
+_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window")
 _TENSOR_PARALLEL = "ds_autotp_universal_checkpoint_meta"
 
 
@@ -211,12 +212,8 @@ class Flats:
 
     def scalers(self) -> list[dict[str, Any]]:
         """The state of loss scales that move (a static scale is configuration)."""
-        found = []
-        for engine in self.engines:
-            scaler = getattr(engine.optimizer, "loss_scaler", None)
-            if getattr(engine.optimizer, "dynamic_loss_scale", False) and scaler is not None:
-                found.append({"scale": getattr(scaler, "cur_scale", None), **vars(scaler)})
-        return found
+        found = (_moving_scale(engine.optimizer) for engine in self.engines)
+        return [scale for scale in found if scale is not None]
 
     def schedulers(self) -> list[Any]:
         """The engines' schedulers, which need not be torch's."""
@@ -240,6 +237,19 @@ class Flats:
         if id(parameter) in self._places:
             return self._places[id(parameter)]
         return [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)], None
+
+
+def _moving_scale(optimizer: Any) -> dict[str, Any] | None:
+    """The state of a dynamic loss scale, wherever an engine's optimizer keeps it; None without."""
+    held = getattr(optimizer, "loss_scaler", None)  # ZeRO
+    if held is not None and getattr(optimizer, "dynamic_loss_scale", False):
+        return {"scale": getattr(held, "cur_scale", None), **vars(held)}
+    # Stage 0: in its configuration, in releases before that in the optimizer itself.
+    held = getattr(optimizer, "loss_scale_config", optimizer)
+    if not getattr(held, "dynamic_loss_scale", False):
+        return None
+    state = {name: getattr(held, name, None) for name in _SCALE}
+    return {"scale": state["cur_scale"], **state}
 
 
 def _slabs(engine: Any) -> Iterator[tuple[int, Place]]:

@@ -8,7 +8,9 @@ everything else; until then the folder fails verification, as it should.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,6 +23,7 @@ from ckptdrill.packet import (
     compatibility,
     html,
     junit,
+    lines,
     machine,
     manifests,
     markdown,
@@ -78,7 +81,7 @@ def read(run: RunFolder) -> PacketView:
     folder = run.root / "cells"
     names = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     launches = _read_launches(run)
-    cells = [_read_cell(run, name, launches) for name in names]
+    cells = _with_lines(run, [_read_cell(run, name, launches) for name in names])
     sources, given = (
         _read_optional(run, name, []) for name in (run.sources.name, store.SOURCE_MANIFEST_NAME)
     )
@@ -96,8 +99,38 @@ def _read_cell(run: RunFolder, cell_id: str, launches: Mapping[str, JsonValue]) 
         damage=_read_damage(run, plan, problems),
         launches=launches,
         replayable=(folder / "repro.sh").is_file(),
+        has_repro=(folder / store.REPRO_NAME).is_file(),
         problems=tuple(problems),
     )
+
+
+def _with_lines(run: RunFolder, cells: Sequence[StoredCell]) -> list[StoredCell]:
+    """The cells with the beginnings of the lines that they cite; cells share launches, so each file
+    is read once, up to the last line that any of them cites.
+    """
+    cited = {cell.id: lines.cited(cell.verdict) for cell in cells}
+    wanted: dict[str, set[int]] = {}
+    for file, number in map(lines.place, itertools.chain.from_iterable(cited.values())):
+        wanted.setdefault(file, set()).add(number)
+    heads = {
+        f"{file}:{number}": head
+        for file, numbers in wanted.items()
+        for number, head in _heads(run.root / file, numbers)
+    }
+    return [
+        replace(cell, lines={ref: heads[ref] for ref in cited[cell.id] if ref in heads})
+        for cell in cells
+    ]
+
+
+def _heads(path: Path, numbers: Collection[int]) -> Iterator[tuple[int, str]]:
+    """The beginnings of these lines; nothing where there is no such file of the run's own."""
+    if path.is_symlink() or not path.is_file():
+        return
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        for number, content in enumerate(itertools.islice(stream, max(numbers)), 1):
+            if number in numbers:
+                yield number, content[: lines.HEAD_BYTES].decode(errors="replace")
 
 
 def _read_launches(run: RunFolder) -> dict[str, JsonValue]:

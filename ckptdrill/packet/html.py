@@ -7,7 +7,8 @@ named by their hash, and no connection at all.
 Up to `INLINE_CELLS` cells the page is complete without its script, which then only filters and
 opens. In a longer one that holds for the `WORST_CELLS` first ones; what is behind the others is
 packed (JSON, gzip, base64), and the script unpacks it when a cell is opened or the page is printed:
-a thousand cells would otherwise be some 15 MB.
+a thousand cells would otherwise be some 15 MB. The lines of facts that a cell rests on are shown in
+a long page only where it did not pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -62,12 +64,12 @@ def render(
     """
     environment = _environment()
     fragment = environment.get_template("cell.html.j2")
-    inline = WORST_CELLS if len(view.cells) > INLINE_CELLS else len(view.cells)
+    inline = WORST_CELLS if _is_long(view.cells) else len(view.cells)
     bodies = [
         Markup(  # noqa: S704 - autoescaped
             fragment.render(cell=cell, stack=view.run.stack, plots=plots.of_cell(cell))
         )
-        for cell in view.cells
+        for cell in _shortened(view.cells)
     ]
     style, script = _asset("page.css"), _asset("page.js")
     return environment.get_template("page.html.j2").render(
@@ -82,6 +84,17 @@ def render(
         script=script,
         policy=_policy(style, script),
     )
+
+
+def _is_long(cells: Sequence[CellView]) -> bool:
+    return len(cells) > INLINE_CELLS
+
+
+def _shortened(cells: Sequence[CellView]) -> Iterator[CellView]:
+    """In a long page a cell that passed is shown without the lines that it rests on."""
+    for cell in cells:
+        passed = cell.word is VerdictWord.PASS
+        yield replace(cell, lines=()) if passed and _is_long(cells) else cell
 
 
 @cache

@@ -16,7 +16,8 @@ from typing import Any
 
 from ckptdrill.model import Cell, JsonValue, Topology, VerdictWord, to_json
 from ckptdrill.packet import documented, text
-from ckptdrill.packet.view import CellView, CheckView, FactRef, PacketView, RunView
+from ckptdrill.packet.run import RunView
+from ckptdrill.packet.view import CellView, CheckView, FactRef, PacketView
 
 PACKET_VERSION = 1
 _SCHEMA = Path(__file__).with_name("packet.schema.json")
@@ -108,6 +109,7 @@ def _cell(view: CellView) -> dict[str, JsonValue]:
         "damage": to_json(view.damage),
         "restore": _restore(view),
         "replay": view.replay,
+        "repro": view.repro,
         "documented": documented.as_json(view.documented),
     }
 

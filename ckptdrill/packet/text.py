@@ -110,6 +110,11 @@ def plain(value: JsonValue) -> str:
     return number(value)
 
 
+def recorded(value: JsonValue) -> str:
+    """A recorded value as text, empty where there is none."""
+    return "" if value is None else str(value)
+
+
 def counted(count: int, noun: str) -> str:
     """`1 cell`, `2 cells`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,14 +32,15 @@ from ckptdrill.model import (
     VerdictWord,
     from_json,
 )
-from ckptdrill.packet import documented, manifests, text
+from ckptdrill.packet import documented, lines, manifests, text
 from ckptdrill.packet.documented import ClaimView
+from ckptdrill.packet.lines import CitedLine
 from ckptdrill.packet.manifests import ManifestView
+from ckptdrill.packet.run import RunView, of_run
+from ckptdrill.store import REPRO_NAME
 
 # A conversion is a phase of the cells that have one, and not missing in the others.
 CONVERSION = "conversion"
-_RECORDED = ("versions", "environments", "node", "source_unchanged")
-_ENVIRONMENT_COLUMNS = ("python", "torch", "cuda")
 # What exit.json says of a launch's read-only view of the sources.
 BOUND = ("bound_read_only", "bind_refused")
 _RANK_FACT = re.compile(r"launches/([^/]+)/(rank\d+)\.jsonl:(\d+)")
@@ -57,7 +57,8 @@ class StoredCell:
     """The files of one cell as JSON values; None where a file is missing or could not be read.
 
     `launches` maps the id of each launch of the run that began to its launch.json, with the keys
-    BOUND of its exit.json and, under manifests.KEY, what its manifests.json lists.
+    BOUND of its exit.json and, under manifests.KEY, what its manifests.json lists. `lines` are the
+    beginnings of the lines of facts to show, by their ref.
     """
 
     id: str
@@ -66,6 +67,8 @@ class StoredCell:
     damage: JsonValue = None
     launches: Mapping[str, JsonValue] = field(default_factory=dict)
     replayable: bool = False
+    has_repro: bool = False
+    lines: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -192,10 +195,12 @@ class CellView:
     damage: DamageView | None
     phases: Phases | None
     replay: str | None
+    repro: str | None = None
     cell: Cell | None = field(repr=False, default=None)
     documented: tuple[ClaimView, ...] = ()
     points: tuple[PointView, ...] = ()
     manifests: tuple[ManifestView, ...] = ()
+    lines: tuple[tuple[FactRef, CitedLine], ...] = ()
     numbers: Mapping[str, JsonValue] = field(repr=False, default_factory=dict)
 
     @property
@@ -245,58 +250,6 @@ class Grid:
 
     drills: tuple[str, ...]
     rows: tuple[GridRow, ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A titled list of names and values, as recorded."""
-
-    title: str
-    rows: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class SourceView:
-    """A checkpoint that was restored: what was compared before and after, and what differed.
-
-    `unchanged` is None where it was not read again.
-    """
-
-    path: str
-    of: str
-    files: int
-    size_bytes: int
-    unchanged: bool | None
-    changes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RunView:
-    """The run itself: where, with what, and whether its source stayed as it was.
-
-    `rests_on` is the code that ran, `drilled_with` what all cells have in common: framework,
-    precision, storage.
-    """
-
-    matrix: str
-    status: str
-    started_utc: str
-    ended_utc: str
-    wall_s: float | None
-    command: str
-    rests_on: tuple[tuple[str, str], ...]
-    drilled_with: tuple[tuple[str, str], ...]
-    source_unchanged: bool | None
-    source_changes: tuple[str, ...]
-    launcher: str
-    guard: str
-    sources: tuple[SourceView, ...]
-    sections: tuple[Section, ...]
-    environment_columns: tuple[str, ...]
-    environments: tuple[tuple[str, ...], ...]
-    missing: tuple[str, ...]
-    raw: Mapping[str, JsonValue] = field(repr=False)
-    stack: Stack | None = None
 
 
 @dataclass(frozen=True)
@@ -364,7 +317,7 @@ def build(
     stack = documented.stack_of(run_json.get("stack"))
     views = [_cell(stored, stack, given) for stored in cells]
     views.sort(key=lambda view: (view.severity, view.expected, view.id))
-    run = _run(run_json, views, sources)
+    run = of_run(run_json, views, sources)
     code = _exit_code(run, views)
     return PacketView(
         run=run,
@@ -451,163 +404,6 @@ def _drill_order(drill: str) -> tuple[bool, str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The run
-
-
-def _run(about: Mapping[str, JsonValue], cells: Sequence[CellView], sources: JsonValue) -> RunView:
-    started, ended = (_text_of(about.get(key)) for key in ("started_utc", "ended_utc"))
-    launcher, guard = _launcher(about), _guard(about, cells)
-    unwritten = [name for name, found in (("launcher", launcher), ("guard", guard)) if not found]
-    unchanged = about.get("source_unchanged")
-    columns, rows = _environments(about.get("environments"), about.get("installed"))
-    argv = about.get("argv")
-    return RunView(
-        matrix=_text_of(about.get("matrix")) or "(unnamed matrix)",
-        status=_text_of(about.get("status")) or "unknown",
-        started_utc=started,
-        ended_utc=ended,
-        wall_s=about["took_s"]
-        if text.is_number(about.get("took_s"))
-        else text.between_s(started, ended),
-        command=shlex.join(map(str, argv)) if isinstance(argv, list) else "",
-        rests_on=tuple(_rests_on(about)),
-        drilled_with=tuple(_drilled_with(about, cells)),
-        source_unchanged=unchanged if isinstance(unchanged, bool) else None,
-        source_changes=_texts(about.get("source_changes")),
-        launcher=launcher,
-        guard=guard,
-        sources=_sources(sources),
-        sections=_sections(about),
-        environment_columns=columns,
-        environments=rows,
-        missing=(*(key for key in _RECORDED if about.get(key) in (None, {}, "")), *unwritten),
-        raw=about,
-        stack=documented.stack_of(about.get("stack")),
-    )
-
-
-def _rests_on(about: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
-    """The training code and its image, by digest, as far as they are recorded."""
-    program = _text_of(about.get("program")).rpartition("/")[2]
-    for name, value in (
-        ("training script", program),
-        ("its sha256", _text_of(about.get("program_sha256"))),
-        ("code version", _text_of(about.get("git_head"))),
-        ("image", _text_of(about.get("image_digest")) or "not recorded"),
-    ):
-        if value:
-            yield name, value
-
-
-def _drilled_with(
-    about: Mapping[str, JsonValue], cells: Sequence[CellView]
-) -> Iterator[tuple[str, str]]:
-    stack = documented.stack_of(about.get("stack"))
-    environments = about.get("environments")
-    versions = environments.values() if isinstance(environments, Mapping) else ()
-    torch = {_text_of(each.get("torch")) for each in versions if isinstance(each, Mapping)}
-    node = about.get("node")
-    storage = node.get("storage") if isinstance(node, Mapping) else None
-    for name, found in (
-        ("framework", [stack.title] if stack else []),
-        ("torch", sorted(torch - {""})),
-        ("precision", sorted({cell.precision for cell in cells} - {""})),
-        ("storage", [_text_of(storage)] if storage else []),
-    ):
-        yield name, ", ".join(found) or "not recorded"
-
-
-def _launcher(about: Mapping[str, JsonValue]) -> str:
-    """How launches were started, in words; named by environment where there are several."""
-    by_environment = about.get("launchers")
-    if isinstance(by_environment, Mapping) and by_environment:
-        if len(by_environment) == 1:
-            return "".join(map(_text_of, by_environment.values()))
-        return "; ".join(f"{name}: {words}" for name, words in sorted(by_environment.items()))
-    launcher = about.get("launcher")
-    return _text_of(launcher.get("used") if isinstance(launcher, Mapping) else launcher)
-
-
-def _guard(about: Mapping[str, JsonValue], cells: Sequence[CellView]) -> str:
-    """What stood between the jobs and the source checkpoints: each level that was used."""
-    guard = about.get("guard")
-    if isinstance(guard, Mapping):
-        return _text_of(guard.get("level"))
-    used = {launch.guard for cell in cells for launch in cell.launches}
-    used |= {cell.damage.guard for cell in cells if cell.damage}
-    return "; ".join(sorted(used - {""}))
-
-
-def _sources(stored: JsonValue) -> tuple[SourceView, ...]:
-    found = stored.get("sources") if isinstance(stored, Mapping) else None
-    views: list[SourceView] = []
-    for each in found if isinstance(found, list) else ():
-        with contextlib.suppress(*_NOT_A_NOUN):
-            views.append(_source(each))
-    return tuple(views)
-
-
-def _source(stored: JsonValue) -> SourceView:
-    changes = tuple(_source_change(change) for change in stored["changes"])
-    compared = stored["after"] is not None
-    return SourceView(
-        path=str(stored["path"]),
-        of=str(stored["of"]),
-        files=len(stored["before"]),
-        size_bytes=sum(int(record[0]) for record in stored["before"].values()),
-        unchanged=not changes if compared or changes else None,
-        changes=changes,
-    )
-
-
-def _source_change(change: JsonValue) -> str:
-    running = ", ".join(map(str, change["running"]))
-    return f"{change['file']}: {change['how']}" + (f", while {running} ran" if running else "")
-
-
-def _texts(value: JsonValue) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def _sections(about: Mapping[str, JsonValue]) -> tuple[Section, ...]:
-    titles = {
-        "versions": "Versions",
-        "launcher": "Launcher",
-        "guard": "Source guard",
-        "node": "Node",
-    }
-    return tuple(
-        Section(title, tuple(text.flatten(about[key])))
-        for key, title in titles.items()
-        if isinstance(about.get(key), Mapping) and about[key]
-    )
-
-
-def _environments(
-    found: JsonValue, installed: JsonValue
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows of the table of environments, the usual columns first."""
-    if not isinstance(found, Mapping):
-        return (), ()
-    also = installed if isinstance(installed, Mapping) else {}
-    flat = {
-        name: {**dict(text.flatten(also.get(name) or {})), **dict(text.flatten(versions))}
-        for name, versions in sorted(found.items())
-    }
-    present = {column for row in flat.values() for column in row if column}
-    usual = [column for column in _ENVIRONMENT_COLUMNS if column in present]
-    columns = (*usual, *sorted(present.difference(usual)))
-    rows = tuple(
-        (str(name), *(row.get(column, "–") for column in columns)) for name, row in flat.items()
-    )
-    return columns, rows
-
-
-def _text_of(value: JsonValue) -> str:
-    return "" if value is None else str(value)
-
-
-# --------------------------------------------------------------------------------------------------
 # One cell
 
 
@@ -641,12 +437,14 @@ def _cell(stored: StoredCell, stack: Stack | None, given: JsonValue) -> CellView
         damage=_damage(plan, stored.damage) if plan else None,
         phases=_phases(verdict.numbers),
         replay=f"cells/{stored.id}/repro.sh" if stored.replayable else None,
+        repro=f"cells/{stored.id}/{REPRO_NAME}" if stored.has_repro else None,
         cell=cell,
         documented=documented.beside(stack, cell, verdict),
         points=tuple(_points(verdict)),
         manifests=tuple(manifests.of_cell(plan, stored.launches, given))
         if launches and plan
         else (),
+        lines=tuple(_lines(stored.lines, parts)),
         numbers=verdict.numbers,
     )
 
@@ -727,6 +525,15 @@ def _fact_refs(refs: Iterable[JsonValue], parts: Mapping[str, str]) -> tuple[Fac
     )
 
 
+def _lines(
+    heads: Mapping[str, str], parts: Mapping[str, str]
+) -> Iterator[tuple[FactRef, CitedLine]]:
+    for fact in _fact_refs(heads, parts):
+        shown = lines.line(heads[fact.ref])
+        if shown is not None:
+            yield fact, shown
+
+
 def _fact_label(ref: str, parts: Mapping[str, str]) -> str:
     found = _RANK_FACT.fullmatch(ref)
     if found is None:
@@ -770,7 +577,7 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
         environment=launch.environment,
         stop_step=launch.stop_step,
         restores=f"step {restores.step} of {restores.launch_id}{damaged}" if restores else "",
-        launcher=_text_of(about.get("launcher")),
+        launcher=text.recorded(about.get("launcher")),
         guard=_launch_guard(about),
         ranks=launch.topology.world_size,
         begun=bool(about),
@@ -779,7 +586,9 @@ def _launch(part: str, launch: Launch, begun: JsonValue) -> LaunchView:
 
 def _launch_guard(about: Mapping[str, JsonValue]) -> str:
     bound, refused = (about.get(key) for key in BOUND)
-    return guard_in_words(_text_of(about.get("guard")), _text_of(refused), bound=bool(bound))
+    return guard_in_words(
+        text.recorded(about.get("guard")), text.recorded(refused), bound=bool(bound)
+    )
 
 
 def _points(verdict: Verdict) -> Iterator[PointView]:
@@ -806,17 +615,19 @@ def _damage(plan: Plan, record: JsonValue) -> DamageView | None:
     files = about.get("files", [about] if about else [])
     return DamageView(
         id=plan.damage.id,
-        kind=" ".join((plan.damage.kind, *([_text_of(about["lie"])] if "lie" in about else []))),
-        guard=_text_of(about.get("guard")),
+        kind=" ".join(
+            (plan.damage.kind, *([text.recorded(about["lie"])] if "lie" in about else []))
+        ),
+        guard=text.recorded(about.get("guard")),
         files=tuple(_damaged_file(file) for file in files if isinstance(file, Mapping)),
     )
 
 
 def _damaged_file(record: Mapping[str, JsonValue]) -> DamagedFile:
     return DamagedFile(
-        file=_text_of(record.get("file") or record.get("path")),
-        before=_text_of(record.get("sha256_before") or record.get("before")),
-        after=_text_of(record.get("sha256_after") or record.get("after")),
+        file=text.recorded(record.get("file") or record.get("path")),
+        before=text.recorded(record.get("sha256_before") or record.get("before")),
+        after=text.recorded(record.get("sha256_after") or record.get("after")),
     )
 
 

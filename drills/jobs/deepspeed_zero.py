@@ -15,9 +15,11 @@ restore a checkpoint if asked; then train, saving at the wanted steps. Run it wi
 
 Without further arguments that is ZeRO stage 1 over all ranks. ``--stage`` chooses another, ``--tp
 2`` splits the two-layer networks (AutoTP), ``--pp 2 --accumulation 2`` is a pipeline. A checkpoint
-that was converted by ``deepspeed.checkpoint.ds_to_universal`` is restored with ``--universal``. The
-same seed gives the same training in every layout whose data-parallel degree divides the global
-batch, up to the order in which floats are added.
+that was converted by ``deepspeed.checkpoint.ds_to_universal`` is restored with ``--universal``.
+With ``--weights FOLDER`` training begins afresh from weights alone, as ``zero_to_fp32`` exports
+them, with ``--at-step`` at that place in the schedule and the data. The same seed gives the same
+training in every layout whose data-parallel degree divides the global batch, up to the order in
+which floats are added.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import Tensor, nn
 
@@ -44,6 +47,9 @@ try:
 except ImportError:
     np = None
 
+if not torch.cuda.is_available():
+    # torch computes fp16 on any CPU; the engine asks for a processor with instructions for it.
+    get_accelerator().is_fp16_supported = lambda: True
 # Else it is compiled for minutes at the first start, and torchrun's own backend does the work.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -148,9 +154,7 @@ class Training:
     engine: Any
     dropouts: dict[str, Dropout]
     rows: slice  # this rank's rows of a global micro-batch
-    counters: dict[str, int] = field(  # cursor: samples of this epoch already consumed
-        default_factory=lambda: {"step": 0, "epoch": 0, "cursor": 0}
-    )
+    counters: dict[str, int]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -162,6 +166,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--universal", action="store_true", help="what is restored is a universal checkpoint"
+    )
+    parser.add_argument("--weights", type=Path, help="begin with the weights in this folder")
+    parser.add_argument(
+        "--at-step", type=int, default=0, help="place of --weights in the schedule and the data"
     )
     parser.add_argument("--weights-only", action="store_true", help="restore the module alone")
     parser.add_argument("--fresh-optimizer", action="store_true", help="restore no moments")
@@ -176,6 +184,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--schedule-steps", type=int, default=1000, help="horizon of the cosine")
     parser.add_argument("--warmup-steps", type=int, default=5)
     parser.add_argument("--save-at", default="", help="steps, such as 4,8")
+    parser.add_argument(
+        "--save-inside-step", type=int, help="save after the first micro-batch that follows step N"
+    )
     parser.add_argument("--stage", type=int, choices=range(4), default=1, help="of ZeRO")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree")
     parser.add_argument("--pp", type=int, default=1, help="pipeline-parallel degree")
@@ -189,7 +200,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
     args = parser.parse_args()
     args.pipeline = args.pipeline or args.pp > 1
     args.dp, rest = divmod(WORLD_SIZE, args.tp * args.pp)
@@ -197,6 +208,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"{WORLD_SIZE} ranks cannot be split {args.tp} × {args.pp} ways")
     if args.pipeline and args.stage > 1:
         parser.error("a pipeline runs with ZeRO stage 0 or 1")
+    if args.pipeline and args.save_inside_step is not None:
+        parser.error("the engine of a pipeline takes a whole step at once")
+    if args.weights and (args.tp > 1 or args.pipeline):
+        parser.error("exported weights are those of a whole model: no --tp, no pipeline")
     return args
 
 
@@ -205,7 +220,9 @@ def resumes(args: argparse.Namespace) -> bool:
 
     A pointer that is not there is a first start: many scripts take it so.
     """
-    return bool(args.resume) or (args.find == "latest" and (args.out / "latest").exists())
+    return bool(args.resume or args.weights) or (
+        args.find == "latest" and (args.out / "latest").exists()
+    )
 
 
 def seed_rank(seed: int) -> None:
@@ -224,6 +241,8 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
         "zero_optimization": {"stage": args.stage, "round_robin_gradients": args.round_robin},
         "zero_allow_untested_optimizer": True,  # torch's AdamW: DeepSpeed's own is compiled first
         "bf16": {"enabled": args.dtype == "bf16"},
+        # The scale doubles after every 3 steps: one that is not restored shows.
+        "fp16": {"enabled": args.dtype == "fp16", "initial_scale_power": 8, "loss_scale_window": 3},
         "checkpoint": {"load_universal": args.universal},
         "steps_per_print": 10**9,
     }
@@ -284,6 +303,8 @@ def build(args: argparse.Namespace) -> Training:
     each, index = GLOBAL_BATCH // args.dp, RANK // args.tp % args.dp
     rows = slice(index * each, (index + 1) * each)
     model = build_model(args, rows)
+    if args.weights:
+        model.load_state_dict(torch.load(args.weights / "pytorch_model.bin", weights_only=True))
     optimizer = build_optimizer(model, args)
 
     def rate(step: int) -> float:
@@ -292,17 +313,26 @@ def build(args: argparse.Namespace) -> Training:
         done = (step - args.warmup_steps) / max(1, args.schedule_steps - args.warmup_steps)
         return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))
 
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    for _ in range(args.at_step):
+        scheduler.step()
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
-        lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, rate),
+        lr_scheduler=scheduler,
         config=configuration(args),
     )
     seed_rank(args.seed + 1000 * (RANK + 1))
     dropouts = {
         name: module for name, module in model.named_modules() if isinstance(module, Dropout)
     }
-    return Training(engine, dropouts, rows)
+    return Training(engine, dropouts, rows, counters_at(args))
+
+
+def counters_at(args: argparse.Namespace) -> dict[str, int]:
+    """Step, epoch and cursor (samples of this epoch already consumed) after ``--at-step``."""
+    epoch, cursor = divmod(args.at_step * args.accumulation * GLOBAL_BATCH, EPOCH_SAMPLES)
+    return {"step": args.at_step, "epoch": epoch, "cursor": cursor}
 
 
 def next_batch(run: Training, seed: int) -> Tensor:
@@ -330,17 +360,22 @@ def micro_batches(run: Training, args: argparse.Namespace) -> Iterator[tuple[Ten
 
 def train_step(run: Training, args: argparse.Namespace) -> float:
     """One optimizer step over the micro-batches; returns the mean loss over all replicas."""
+    save_inside = run.counters["step"] == args.save_inside_step
+    begun = client_state(run, args) if save_inside else {}
     run.counters["step"] += 1
     if args.pipeline:
         # Every stage moves its own cursor, also those that are given no samples.
         batches = list(micro_batches(run, args))
         return run.engine.train_batch(iter(batches)).item()
     total = torch.zeros((), device=DEVICE)
-    for tokens, targets in micro_batches(run, args):
+    for micro_step, (tokens, targets) in enumerate(micro_batches(run, args)):
         loss = loss_of(run.engine(tokens), targets)
         run.engine.backward(loss)
         run.engine.step()
         total += loss.detach() / args.accumulation
+        if save_inside and micro_step == 0:
+            tag = f"step-{args.save_inside_step}-inside"
+            run.engine.save_checkpoint(args.out, tag=tag, client_state=begun)
     dist.all_reduce(total)
     return total.item() / WORLD_SIZE
 

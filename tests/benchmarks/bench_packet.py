@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import random
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ckptdrill import packet, verbs
-from ckptdrill.model import Item, Reason, VerdictWord
+from ckptdrill.model import Check, Item, Reason, VerdictWord
 from ckptdrill.packet import html
 from ckptdrill.store import RunFolder, write_atomic, write_json
 from tests.packet.chromium import EXECUTABLE, MISSING, Chromium, opened
@@ -43,9 +46,30 @@ def build(run: RunFolder, cells: int) -> None:
         if number % 10 == 9:
             found = (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
             verdict = make_verdict(plan, *found, blame=Item.SCHEDULER, subject="group 0")
+        verdict = replace(verdict, checks=tuple(_spread(verdict.checks)))
         cell = stored(plan, verdict)
+        _write_facts(run, plan.restore.id, random.Random(number))
         write_json(run.cell(cell.id) / "plan.json", cell.plan)
         write_json(run.cell(cell.id) / "verdict.json", cell.verdict)
+
+
+def _spread(checks: Sequence[Check]) -> Iterator[Check]:
+    """The rows, each of which cites two facts of its own."""
+    for number, check in enumerate(checks, 1):
+        refs = tuple(f"{ref.rpartition(':')[0]}:{number}" for ref in check.facts)
+        yield replace(check, facts=refs)
+
+
+def _write_facts(run: RunFolder, launch_id: str, draw: random.Random) -> None:
+    """Two ranks of twenty lines, in which times and digests are another one each."""
+    for rank in (0, 1):
+        lines = []
+        for number in range(20):
+            fact = {"fact": "state", "t": draw.random(), "rank": rank, "step": number}
+            fact |= {"took_s": round(draw.random(), 6), "at": "forward"}
+            fact["weights"] = [f"{draw.getrandbits(64):016x}" for _ in range(60)]
+            lines.append(json.dumps(fact, separators=(",", ":")))
+        write_atomic(run.launch(launch_id) / f"rank{rank}.jsonl", "\n".join(lines) + "\n")
 
 
 def timed(what: str, function: Callable[[], Any]) -> Any:

@@ -1,5 +1,6 @@
 """What the drills of damage and of lying pointers plan, and when they refuse to."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,45 @@ def test_a_replaced_node_restores_the_same_layout_under_another_host_name() -> N
     assert plan.restore.host == "replacement-node"
     assert plan.restore.restores == plan.baseline.restores
     assert plan.restore.id != plan.baseline.id
+
+
+TOLD = """\
+version: 1
+job:
+  program: train.py
+  args: [--out, "{out}"]
+  resume_args: [--resume, "{resume}"]
+  checkpoint: "{out}/step-{step}"
+  saves: [4, 8]
+  restore_step: 8
+topologies: {two: {dp: 2}}
+matrix:
+  - source: two
+    drills:
+      - DRILL: {KEY: [good, 'BAD']}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "bad", "why"),
+    [
+        ("resume-options", "args", "--at {steps}", "unknown placeholder {steps}"),
+        ("semantic-change", "args", '--model {"layers": 3}', "unknown placeholder"),
+        ("semantic-change", "args", "--layers {", "a lone '{'; write '{{'"),
+        ("mid-accumulation", "args", "--name {jobs}", "unknown placeholder {jobs}"),
+        ("mid-accumulation", "checkpoint", "{uot}/inside", "did you mean 'out'"),
+        ("resume-options", "args", "--stage {zero_stage}", "has no zero_stage"),
+        ("resume-options", "args", "--to {memory_tier}", "job.memory_tier is not declared"),
+        ("resume-options", "args", '--name "a', "No closing quotation"),
+    ],
+)
+def test_what_a_launch_would_stumble_on_is_told_with_its_line(
+    name: str, key: str, bad: str, why: str
+) -> None:
+    text = TOLD.replace("DRILL", name).replace("KEY", key)
+    assert matrix.parse(text.replace(", 'BAD'", "").encode(), Path("m.yaml")).cells
+    with pytest.raises(UserError) as caught:
+        matrix.parse(text.replace("BAD", bad).encode(), Path("m.yaml"))
+    place = "m.yaml:9:" if "zero_stage" in why else f"m.yaml:13:{len(name) + len(key) + 21}"
+    assert str(caught.value).startswith(place)
+    assert why in str(caught.value)

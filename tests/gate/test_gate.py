@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +352,32 @@ def test_the_command_approves_and_knows_it_later(case: Case, tmp_path: Path) -> 
     assert says("verify", str(case.root)) == (0, "the packet is as it was written")
     (case.root / store.APPROVAL_NAME).unlink()
     assert says("verify", str(case.root))[0] == ExitCode.UNSUPPORTED
+
+
+def told(found: Sequence[gate.Condition], name: str) -> tuple[str, str]:
+    return next((each.found, each.next_move) for each in found if each.name == name)
+
+
+def test_a_flipped_byte_is_told_by_one_line_and_contradicted_by_none(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.after = flip_checkpoint
+    case.write()
+    found = conditions(case.inputs(monkeypatch))
+    assert "checksum-differs" in told(found, "hashes match")[0]
+    assert "verified" not in told(found, "manifest verified")[0]
+
+
+def test_nobody_is_asked_to_approve_again_who_never_did(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.approved, case.cells = False, [passed()]
+    case.write()
+    refused = gate.approve(case.root, case.inputs(monkeypatch), ("a release manager", "now"), KEY)
+    assert told(refused, "approver")[1].startswith("see to that first, then approve: ")
+    other_approval(case)
+    torn = conditions(case.inputs(monkeypatch))
+    assert "approve again" not in told(torn, "approver")[1]
 
 
 def test_an_approver_needs_a_key(case: Case) -> None:

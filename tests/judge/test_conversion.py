@@ -61,10 +61,20 @@ def test_a_good_conversion_is_a_phase_and_the_mechanism() -> None:
             "exceeded its time limit",
         ),
         (
-            {"problems": ["b has no exp_avg.pt", "c has no exp_avg.pt"]},
+            {
+                "problems": ["b has no exp_avg.pt", "c is missing"],
+                "problem_count": 7,
+                "converted_bytes": 64,
+            },
+            VerdictWord.UNSUPPORTED,
+            Reason.HALF_CONVERTED,
+            "left no whole checkpoint: b has no exp_avg.pt; c is missing (and 5 more)",
+        ),
+        (
+            {"problems": ["nothing is at step-8_uni"], "converted_bytes": 0},
             VerdictWord.UNPROVEN,
             Reason.EVIDENCE_MISSING,
-            "left no whole checkpoint: b has no exp_avg.pt",
+            "left no checkpoint: nothing is at step-8_uni",
         ),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_group_that_is_gone_is_blamed() -> None:
 
     check = healthy().state(drop).check(Item.HYPERPARAMETERS)
     assert check.status is Held.BROKEN
-    assert "1 parameter groups in the source, 0 after" in check.summary
+    assert "parameter groups: 1 in the source, 0 after" in check.summary
 
 
 def test_a_job_without_an_optimizer_proves_no_hyper_parameter() -> None:
@@ -262,6 +262,10 @@ def test_an_optimizer_that_never_steps_is_left_out_whatever_names_have_in_them()
     assert history.state(beside(4.0)).check(Item.MOMENTS).status is Held.HELD
     lost = history.differs("optimizer", "mix.weight.exp_avg").state(beside(3.0))
     assert lost.check(Item.MOMENTS).subjects == ("Sequential:mix.weight.exp_avg",)
+
+
+def test_one_group_is_told_as_one() -> None:
+    assert healthy().check(Item.HYPERPARAMETERS).summary == "1 group equal"
 
 
 def _frozen(launch: str, *names: str) -> History:

@@ -223,6 +223,22 @@ def test_a_save_that_its_process_does_not_wait_for_is_lost() -> None:
     assert whole.word is VerdictWord.PASS
 
 
+def test_a_save_to_memory_is_none() -> None:
+    """A framework may pack what it sends to other ranks with the call that writes checkpoints."""
+    packed = ({"kind": "save_begin", "step": 8, "call": "torch.save"},) * 2
+    history = judged(stalled=lambda r: facts(r, *packed))
+    assert (history.word, history.reason) == (VerdictWord.PASS, Reason.FELL_BACK)
+
+
+def test_only_saves_that_somebody_restores_can_be_missed() -> None:
+    later = {"kind": "save_begin", "step": 12, "call": "save", "path": "/out/step-12", "t": 60.0}
+    ended = {**later, "kind": "save_end", "took_s": 0.1, "t": 61.0}
+    history = judged(whole=(4, 8), stalled=lambda r: facts(survived(r), later, ended))
+    assert (history.word, history.reason) == (VerdictWord.PASS, Reason.HELD)
+    missed = judged(whole=(4,), stalled=lambda r: facts(r, later, ended))
+    assert missed.reason is Reason.FELL_BACK
+
+
 def test_the_matrix_may_allow_more_saves_in_flight() -> None:
     two = {**USAGE, "saves_in_flight": 2}
     assert judged(stalled=lambda r: facts(r, two), in_flight=2).word is VerdictWord.PASS

@@ -181,6 +181,11 @@ def test_an_item_out_of_scope_is_shown_with_the_owners_words_and_what_was_found(
     policy = Policy(out_of_scope={Item.MOMENTS.value: "SGD later anyway"})
     history = healthy(policy=policy).loses("optimizer")
     assert history.verdict().word is VerdictWord.PASS
+    assert (
+        "from the weights alone, with a fresh optimizer as declared"
+        in history.verdict().explanation
+    )
+    assert "continues the same training" in healthy(policy=policy).verdict().explanation
     check = history.check(Item.MOMENTS)
     assert check.status is Held.OUT_OF_SCOPE
     assert "SGD later anyway" in check.summary
@@ -522,6 +527,30 @@ def test_a_checkpoint_that_was_saved_over_is_not_blamed_on_the_job(
     if again is not None:
         assert f"saved again at step {again}," in verdict.explanation
         assert f"job.window {again - 8 - 1} " in verdict.next_move
+
+
+@pytest.mark.parametrize(("end", "said"), [(10, True), (11, False)])
+def test_a_script_that_ended_by_itself_is_told_to_train_on(end: int, said: bool) -> None:
+    history = healthy("fsdp2", "fsdp2").without("stepped", launch="source", from_step=end + 1)
+    history = history.differs("weights", "embed.weight")
+    source = history.record("source")
+    (saved, *_) = source.of("save_begin")
+    again = [structs.replace(saved, step=s, data={"path": "/run/out/last.pt"}) for s in (8, 10)]
+    verdict = history.with_facts("source", (*source.facts, *again))
+    verdict = verdict.given(checkpoint_root="last.pt").verdict()
+    assert ("the script itself ended there" in verdict.explanation) is said
+    assert ("let the script train on" in verdict.next_move) is said
+    assert ("make job.window" in verdict.next_move) is not said
+
+
+def test_what_is_loaded_from_memory_is_no_way_to_restore() -> None:
+    history = healthy("fsdp2", "fsdp2")
+    restore = history.record("restore")
+    (load, *_) = restore.of("load_end")
+    for path, listed in (("", False), ("/run/extra.pt", True)):
+        extra = structs.replace(load, data={"call": "torch.load", "path": path, "took_s": 0.1})
+        check = history.with_facts("restore", (*restore.facts, extra)).check(Item.TOPOLOGY)
+        assert ("torch.load" in check.summary) is listed
 
 
 def moved(*seen: str) -> History:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ckptdrill import matrix, verbs
+from ckptdrill import matrix, resources, verbs
 from ckptdrill import plan as plans
 from ckptdrill.model import Launch, Reason, VerdictWord
 from ckptdrill.schedule import Capacity, Graph
@@ -42,6 +42,22 @@ RUNNER = _runner()
 def test_every_matrix_is_read_and_planned(path: Path) -> None:
     parsed = matrix.parse(path.read_bytes(), path)
     assert plans.plan_all(parsed)
+
+
+def test_every_program_that_shows_a_defect_is_named_by_a_cell() -> None:
+    cells = [cell for path in FILES for cell in matrix.load(path).cells if cell.expect]
+    named = {Path(cell.expect.repro.program) for cell in cells if cell.expect and cell.expect.repro}
+    assert named == set(resources.repros_dir().glob("*.py"))
+
+
+def test_every_silent_defect_of_deepspeed_has_a_program_that_shows_it() -> None:
+    files = [path for path in FILES if path.stem.startswith("deepspeed")]
+    expected = {cell.id: cell.expect for path in files for cell in matrix.load(path).cells}
+    silent = {name: each for name, each in expected.items() if each and each.reason == "diverged"}
+    # That the exported weights are no optimizer state is no defect.
+    silent = {name: each for name, each in silent.items() if not name.endswith("via-fp32")}
+    assert len(silent) > 10
+    assert [name for name, each in silent.items() if each.repro is None] == []
 
 
 def test_the_results_of_the_readme_are_whole_rows() -> None:

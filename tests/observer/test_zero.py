@@ -304,3 +304,26 @@ def test_a_split_weight_is_placed_in_the_weight_that_it_is_a_slab_of() -> None:
         flats = zero.Flats([Engine(layer, torch.optim.SGD(layer.parameters(), lr=0.1))])
         entries.append(flats.weight(layer.weight))
     assert fingerprint.combine(entries) == fingerprint.entry(whole)[4]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scale"),
+    [
+        (SimpleNamespace(dynamic_loss_scale=True, loss_scaler=SimpleNamespace(cur_scale=8.0)), 8.0),
+        (
+            SimpleNamespace(
+                loss_scale_config=SimpleNamespace(dynamic_loss_scale=True, cur_scale=4.0)
+            ),
+            4.0,
+        ),
+        (SimpleNamespace(dynamic_loss_scale=True, cur_scale=2.0), 2.0),
+        (SimpleNamespace(dynamic_loss_scale=False, loss_scaler=SimpleNamespace(cur_scale=1)), None),
+        (SimpleNamespace(loss_scale_config=SimpleNamespace(dynamic_loss_scale=False)), None),
+        (SimpleNamespace(), None),
+    ],
+)
+def test_a_loss_scale_that_moves_is_told_wherever_it_is_kept(
+    optimizer: SimpleNamespace, scale: float | None
+) -> None:
+    told = zero.Flats([Engine(Model(), optimizer)]).scalers()
+    assert [each["scale"] for each in told] == ([] if scale is None else [scale])

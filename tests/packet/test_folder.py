@@ -103,6 +103,22 @@ def test_a_missing_replay_script_is_not_linked(
     assert found["c-refused"] == "cells/c-refused/repro.sh"
 
 
+def test_a_program_that_shows_a_cell_alone_is_linked_and_told(
+    store_run: StoreRun, all_three: list[StoredCell]
+) -> None:
+    run = store_run(all_three)
+    (run.cell("d-diverged") / "repro.py").write_text("print('see')\n")
+    write(run)
+    packet = json.loads((run.root / "packet.json").read_bytes())
+    told = {cell["id"]: cell["repro"] for cell in packet["cells"]}
+    assert told.pop("d-diverged") == "cells/d-diverged/repro.py"
+    assert set(told.values()) == {None}
+    page = (run.root / "index.html").read_text()
+    assert page.count('<a href="cells/d-diverged/repro.py">') == 1
+    assert page.count("--alone") == 1
+    assert "cells/d-diverged/repro.py" in (run.root / "manifest-sha256.txt").read_text()
+
+
 @pytest.mark.parametrize("content", [None, "[]", "{"])
 def test_a_folder_that_is_no_run_is_a_user_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:

@@ -356,10 +356,17 @@ class _Comparison:
         keys = set(self.reference.keys)
         if self.control is not None and self.control.keys:
             keys &= set(self.control.keys)
+        asked = (self.reference, tuple(self.repeats), self.ignored)
+        of_the_reference = _in_question(*asked)
         return {
             key
             for key in keys | self.restored.keys
-            if self._in_question(key) and not _is_path(self.restored, key)
+            if not _is_path(self.restored, key)
+            and (
+                key in of_the_reference
+                if key in self.reference.keys
+                else _is_in_question(key, *asked)
+            )
         }
 
     @cached_property
@@ -387,15 +394,6 @@ class _Comparison:
             return f"{key} is {quoted(found[0])}, the reference has {quoted(wanted[0])}"
         return f"{key} differs from the reference's"
 
-    def _in_question(self, key: str) -> bool:
-        """False for what names the process and not the training, for what the source itself does
-        not reproduce, and for state whose item is judged by behaviour.
-        """
-        asked = (self.reference, tuple(self.repeats), self.ignored)
-        if key in self.reference.keys:
-            return key in _in_question(*asked)
-        return _is_in_question(key, *asked)
-
     def _agree(self, key: str) -> bool:
         if _alike(self.reference, self.restored, key):
             return True
@@ -416,7 +414,10 @@ class _Comparison:
 def _in_question(
     reference: Saved, repeats: tuple[Saved, ...], ignored: tuple[re.Pattern[str], ...]
 ) -> frozenset[str]:
-    """The keys of a reference that are in question: the same for all cells that share it."""
+    """The keys of a reference that are in question: the same for all cells that share it. Not what
+    names the process and not the training, what the source itself does not reproduce, and state
+    whose item is judged by behaviour.
+    """
     return frozenset(k for k in reference.keys if _is_in_question(k, reference, repeats, ignored))
 
 

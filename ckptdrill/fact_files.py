@@ -95,6 +95,11 @@ class _Line(NamedTuple):
     path: bytes | None
     rest: bytes
 
+    @property
+    def tail(self) -> bytes:
+        """The rest as it follows the head: with a comma, where there is more than the brace."""
+        return self.rest if self.rest == _END else b"," + self.rest
+
 
 def _taken_apart(content: bytes) -> list[_Line]:
     """The lines of a file that is as the observer writes it; none of any other."""
@@ -157,7 +162,7 @@ class _Mould:
         if self.rests:
             reader = self.reader.copy()
             for place, at in self.rests:
-                data[place] = _read(reader, self.lines[place].kind, own[at])
+                data[place] = _read(reader, self.lines[place].kind, own[at].lstrip(b","))
         for name, places in (("path", self.paths), ("took_s", self.took_s)):
             for place, at in places:
                 said = data[place]
@@ -210,9 +215,8 @@ class _Mould:
             before += b'{"fact":"%b","t":' % line.kind
             own(b",")
             before = b',"rank":%b,"step":%b' % (line.rank, line.step)
-            more = b"" if line.rest == _END else b","
             if line.took_s is not None:
-                end = b"," if more or line.path is not None else b"}"
+                end = b"}" if line.path is None and line.rest == _END else b","
                 before += b',"took_s":'
                 own(end)
                 before = b""
@@ -220,12 +224,11 @@ class _Mould:
                 before += b',"path":"'
                 own(b'"')
                 before = b'"'
-            before += more
             if place in own_rests:
                 own(b"\n")
                 before = b"\n"
             else:
-                before += line.rest
+                before += line.tail
         return found, _digest([*common, before])
 
 
@@ -278,7 +281,7 @@ def _mould_of(lines: Sequence[_Line]) -> tuple[_Mould, _Own]:
             own.append(line.path.decode(errors="replace"))
         if said is None and line.kind != _LAYOUT:
             rests.append((place, len(own)))
-            own.append(line.rest.rstrip(b"\n"))
+            own.append(line.tail.rstrip(b"\n"))
     return _Mould(lines, data, reader, times, took_s, paths, rests), own
 
 

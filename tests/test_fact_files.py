@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptdrill.fact_files import read_facts
@@ -43,6 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("facts") / "rank0.jsonl"
 
 
+@settings(max_examples=400)
 @given(first=files, second=files, end=ends)
 def test_what_was_read_before_changes_nothing(
     path: Path, first: list[Line], second: list[Line], end: str
@@ -66,3 +67,10 @@ def test_lines_of_a_process_are_its_own(path: Path) -> None:
         [("started", 1.0, 0, {}, {"pid": pid}), ("batch", 2.0, 0, {}, {})] for pid in (1, 2)
     ]
     assert [written(path, each)[0].data["pid"] for each in files] == [1, 2]
+
+
+def test_a_line_of_its_own_that_says_more_than_the_last_is_read_whole(path: Path) -> None:
+    bare: list[Line] = [("crashed", 1.0, 0, {}, {}), ("batch", 2.0, 0, {}, {"n": 1})]
+    more: list[Line] = [("crashed", 1.0, 0, {"took_s": 0.5}, {"x": 1}), bare[1]]
+    for content in (bare, more, bare):
+        assert told(written(path, content)) == expected(content)

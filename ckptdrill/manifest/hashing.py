@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ckptdrill.manifest.record import Problem, ProblemError, ProblemKind
 
 # Large enough that the system calls do not show, small enough to stay in a core's own cache.
 _BLOCK_BYTES = 1 << 20
+_LOOK_S = 0.5  # between looks for an interrupt
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,10 @@ def _in_threads(
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for each in [pool.submit(take) for _ in range(workers)]:
-                each.result()
+            pending = {pool.submit(take) for _ in range(workers)}
+            while pending:  # with a timeout: who is just beginning to wait misses a signal
+                done, pending = wait(pending, _LOOK_S, return_when=FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
         finally:
             stop.set()

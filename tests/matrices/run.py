@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results: begin, written by `make matrix` -->", "<!-- results: end -->"
 HEADER = "| source | target | drill | verdict | reason |"
-# Not for a CPU, or measured by a benchmark of its own.
-LEFT_OUT = {"node", "torch_pipeline"}
+LEFT_OUT = {"node"}  # not for a CPU
 _AS_EXPECTED, _UNEXPECTED, _UNPROVEN = 0, 1, 3
 _RANK_0 = "rank0.jsonl"
 

@@ -127,9 +127,11 @@ class WarmParents:
     def importing(self, environment: str) -> bool:
         """True while it is too early to say whether the parent can serve."""
         parent = self.parents.get(environment)
-        if parent is None or environment in self.refusals or parent.ready(0.0):
+        if parent is None or environment in self.refusals:
             return False
-        answered = (parent.control_dir / "ready.json").exists()
+        answered = (parent.control_dir / "ready.json").exists()  # asked first: it may answer now
+        if parent.ready(0.0):
+            return False
         waited_s = time.monotonic() - self.began_s[environment]
         if not answered and waited_s < _LONGEST_IMPORT_S:
             return True

@@ -1,8 +1,13 @@
 """A launch is warm only after a cold one and a warm one of its environment recorded the same."""
 
+import time
+from pathlib import Path
+from typing import cast
+
 import pytest
 
-from ckptdrill.launchers import Mode, Pair, choose, pairs_of, probes
+from ckptdrill.launch import local
+from ckptdrill.launchers import Mode, Pair, WarmParents, choose, pairs_of, probes
 from ckptdrill.model import Cell, Launch, Plan, Role, Topology
 from ckptdrill.plan import SharedLaunches
 
@@ -61,3 +66,28 @@ def test_a_source_without_repeats_gets_a_probe() -> None:
     assert (probe.id, probe.role) == ("warm-check.source.two", Role.REPEAT)
     assert pairs_of([without])["restore.cell"].repeat_id == probe.id
     assert probes([plan("default", "default")]) == {}
+
+
+class AnswersMeanwhile:
+    """A warm parent whose answer arrives just after it was asked for."""
+
+    def __init__(self, control_dir: Path) -> None:
+        self.control_dir = control_dir
+        self.asked = 0
+
+    def ready(self, timeout_s: float) -> bool:
+        assert timeout_s == 0.0
+        self.asked += 1
+        (self.control_dir / "ready.json").write_text("{}")
+        return self.asked > 1
+
+    def refusal(self) -> str | None:
+        return None
+
+
+def test_a_parent_that_answers_while_it_is_asked_is_not_given_up(tmp_path: Path) -> None:
+    parents = WarmParents(tmp_path, tmp_path, began_s={"default": time.monotonic()})
+    parents.parents["default"] = cast("local.WarmParent", AnswersMeanwhile(tmp_path))
+    assert parents.importing("default")
+    assert not parents.importing("default")
+    assert parents.refusals == {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ckptdrill.judge.logical import Logical, combine, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.judge.updates import Vectors, projections
+from ckptdrill.judge.updates import Vectors, projections, summed
 from ckptdrill.model import Fact
 
 # How far, relative to its length, a step of an average may be off the way to the weights: with a
@@ -204,10 +204,7 @@ def _vectors(facts: Sequence[Fact]) -> Vectors:
         for name, leaf in fact.data["leaves"].items():
             if isinstance(leaf, dict) and is_entry(leaf.get("entry")) and "projection" in leaf:
                 found.setdefault(name, {})[repr(leaf["entry"][2:4])] = leaf["projection"]
-    return {
-        name: [sum(column) for column in zip(*shards.values(), strict=True)]
-        for name, shards in found.items()
-    }
+    return summed(found)
 
 
 def _held(run: Trajectory) -> Mapping[int, list[Fact]]:

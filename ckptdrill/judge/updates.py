@@ -154,9 +154,14 @@ def _summed(facts: Same) -> Vectors:
             entry = fact.data["weights"].get(name)
             if is_entry(entry) and entry[2][:1] != ["partial"]:
                 found.setdefault(name, {})[repr(entry[2:4])] = values
+    return summed(found)
+
+
+def summed(shards: Mapping[str, Mapping[str, Sequence[float]]]) -> Vectors:
+    """The projections of whole tensors from those of their distinct shards, by name and place."""
     return {
-        name: [sum(column) for column in zip(*shards.values(), strict=True)]
-        for name, shards in found.items()
+        name: [sum(column) for column in zip(*places.values(), strict=True)]
+        for name, places in shards.items()
     }
 
 

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
-from ckptdrill.model import JsonValue
+from ckptdrill.model import COMMON_KINDS, JsonValue
 
 DIGEST_DIGITS = 32
 # Distinct layouts kept: some ten for each rank of a topology, for several topologies.
@@ -25,11 +25,6 @@ _LAYOUTS = 16_384
 # Lines kept: those of a few topologies. Long ones, of large models, would fill the memory.
 _LINES = 32_768
 _LONG_LINE_BYTES = 16_384
-# Kinds that launches of one topology have in common, but for times and paths.
-COMMON = frozenset(
-    {"batch", "event", "inventory", "load_begin", "load_end", "process_group", "restored", "rng"}
-    | {"roots", "save_begin", "save_end", "state", "stepped", "stopped"}
-)
 _decode = msgspec.json.Decoder().decode
 # Where facts have columns, by their kind.
 _WITH_COLUMNS = {
@@ -167,12 +162,6 @@ class Reader:
         self._layouts: dict[str, Layout] = {}
         self._parts: dict[str, Part] = {}
 
-    def copy(self) -> Reader:
-        """Another reader that has read the same."""
-        other = Reader()
-        other._layouts, other._parts = self._layouts.copy(), self._parts.copy()
-        return other
-
     def keep_layout(self, rest: bytes) -> None:
         """Remember the layout that a line records after its head, to its closing brace.
 
@@ -189,7 +178,7 @@ class Reader:
         Raises KeyError when a layout or part that it names was lost, ValueError when it is not JSON
         or columns do not fit their layout: such a fact is as unreadable as a torn line.
         """
-        again = kind in COMMON and len(rest) <= _LONG_LINE_BYTES
+        again = kind in COMMON_KINDS and len(rest) <= _LONG_LINE_BYTES
         line = (_line if again else _line.__wrapped__)(kind, rest)
         if not line.layouts and not line.parts:
             return line.data

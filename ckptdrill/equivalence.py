@@ -51,16 +51,17 @@ def equivalent(source: LaunchRecord, repeat: LaunchRecord) -> tuple[bool, str | 
 
 
 def _comparable(record: LaunchRecord, kind: str, rank: int) -> list[dict[str, Any]]:
-    return [_plain(fact, record.launch_id) for fact in record.of(kind, rank)]
+    return [_plain(record, fact) for fact in record.of(kind, rank)]
 
 
-def _plain(fact: Fact, launch_id: str) -> dict[str, Any]:
+def _plain(record: LaunchRecord, fact: Fact) -> dict[str, Any]:
     """The fact without what is a launch's own; its folder's name is replaced inside every text."""
     data = {k: v for k, v in fact.data.items() if k not in _OWN and not _MEASURED.fullmatch(k)}
     if fact.kind == "rng" and isinstance(data.get("kinds"), dict):
         data["kinds"] = {k: v for k, v in data["kinds"].items() if k not in _SYSTEM_SEEDED}
-    text = json.dumps({"step": fact.step, **data}, sort_keys=True, default=dict)
-    plain: dict[str, Any] = json.loads(text.replace(f"/{launch_id}/", "/LAUNCH/"))
+    told = {"step": fact.step, **data, "path": record.path(fact)}
+    text = json.dumps(told, sort_keys=True, default=dict)
+    plain: dict[str, Any] = json.loads(text.replace(f"/{record.launch_id}/", "/LAUNCH/"))
     return plain
 
 

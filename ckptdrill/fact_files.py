@@ -1,77 +1,107 @@
 """Read back the fact files of a launch: one file a rank, one line a fact, torn lines passed over.
 
 In order: try the moulds of files of that name that were read last; where none fits, take the file
-apart line by line, read every line, and keep what was found as a mould. A thousand cells of 64
-ranks are three million lines, and jobs that repeat themselves differ in times and paths alone. So a
-mould is what a file says besides those with what it means; a file that fits it is read by its
-digest, and only its own times, paths and lines of other kinds are read anew.
+apart line by line, read the lines of common kinds, and keep what was found as a mould. A thousand
+cells of 64 ranks are three million lines, and jobs that repeat themselves differ in times, paths
+and lines of their own alone. So a mould is what a file says besides those with what it means. A
+file that fits it is read by its digest and has the facts of the mould; launches of which every file
+has the mould of another's have them in common, and what follows from them (`Common`). What is a
+file's own is read when it is asked for.
 """
 
 from __future__ import annotations
 
 import json
+import operator
+import os
 import re
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import compress, repeat
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import xxhash
 
 from ckptdrill import columns
-from ckptdrill.model import Fact, JsonValue, LaunchRecord
+from ckptdrill.model import COMMON_KINDS, Common, Fact, JsonValue, LaunchRecord
 from ckptdrill.store import RunFolder, read_json
 
 _NUMBER = rb"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
-# Kind, time, rank, step, the time that it took and the path that it names; the rest follows.
+_IN_NUMBERS = b"0123456789+-.eE"
+# Of a line as the observer writes it: kind, time, rank, step, the time that it took and the path
+# that it names; the rest follows.
 _HEAD = re.compile(
     rb'\{"fact":"(\w+)","t":' + _NUMBER + rb',"rank":(\d+),"step":(\d+)'
     rb'(?:,"took_s":' + _NUMBER + rb')?(?:,"path":"([^"\\]*)")?,?'
 )
-_GROUPS = 1 + _HEAD.groups
-_END = b"}\n"  # of every line, and of its rest
-_LAYOUT = b"layout"
-_COMMON = frozenset((_LAYOUT, *(kind.encode() for kind in columns.COMMON)))
-_NAMES, _MOULDS = 256, 4  # kept: so many moulds for each of so many names of files
+_LAYOUT = "layout"
+_NAMES, _MOULDS, _COMMONS = 256, 4, 16  # kept: so many moulds for each of so many names of files
 _LARGE_FILE_BYTES = 256 * 1024  # those of large models would fill the memory
-_UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _Data = dict[str, JsonValue]
 
 
 def read_launch(run: RunFolder, launch_id: str, world_size: int) -> LaunchRecord:
-    """All facts of one launch, rank by rank, in file order."""
-    folder = run.launch(launch_id)
-    facts: list[Fact] = []
-    for rank in range(world_size):
-        name = f"rank{rank}.jsonl"
-        facts += read_facts(folder / name, f"launches/{launch_id}/{name}")
-    exit_file = folder / "exit.json"
-    ended = read_json(exit_file) if exit_file.exists() else None
-    return LaunchRecord(launch_id, tuple(facts), ended, world_size)
+    """All facts of one launch of a run."""
+    return read_folder(run.launch(launch_id), launch_id, world_size)
 
 
-def read_facts(path: Path, shown: str) -> list[Fact]:
-    """The facts of one rank's file; torn lines, and facts that rest on one, are left out. `shown`
-    is the path by which verdicts cite them.
+def read_folder(folder: Path, launch_id: str, world_size: int) -> LaunchRecord:
+    """All facts in the folder of a launch. Torn lines, facts that rest on one, and facts of another
+    rank than the file's are left out.
     """
-    try:
-        with path.open("rb", buffering=0) as stream:
-            content = stream.readall()
-    except FileNotFoundError:
-        return []
-    known = _moulds(path.name)
+    files = [_read(str(folder), rank) for rank in range(world_size)]
+    exit_file = folder / "exit.json"
+    return LaunchRecord(
+        launch_id,
+        _common(tuple(file.mould for file in files)),
+        _OwnFacts(files),
+        _Apart(files),
+        read_json(exit_file) if exit_file.exists() else None,
+        world_size,
+    )
+
+
+class _File(NamedTuple):
+    """A file that was read: its mould, and what it has of its own, in the order of the mould."""
+
+    mould: _Mould
+    own: Sequence[bytes]
+
+
+def _read(folder: str, rank: int) -> _File:
+    name = f"rank{rank}.jsonl"
+    content = _content(f"{folder}/{name}")
+    known = _moulds(name)
     for mould in known:
         own = mould.own_of(content)
         if own is not None:
-            return mould.facts(own, shown)
-    lines = _taken_apart(content)
-    mould, own = _mould_of(lines or _line_by_line(content))
-    if lines and len(content) <= _LARGE_FILE_BYTES:
+            return _File(mould, own)
+    mould = _mould_of(_lines(content), rank)
+    if mould.whole and len(content) <= _LARGE_FILE_BYTES:
         known.appendleft(mould)
-    return mould.facts(own, shown)
+    return _File(mould, list(chain.from_iterable(line.own for line in mould.lines)))
+
+
+def _content(path: str) -> bytes:
+    """A whole file, nothing of one that is not there. By the system's calls: a file object and a
+    Path take several times as long.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return b""
+    try:
+        parts = []
+        while part := os.read(descriptor, _LARGE_FILE_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 @lru_cache(maxsize=_NAMES)
@@ -80,219 +110,304 @@ def _moulds(_name: str) -> deque[_Mould]:
     return deque(maxlen=_MOULDS)
 
 
+@lru_cache(maxsize=_COMMONS)
+def _common(moulds: tuple[_Mould, ...]) -> Common:
+    """What the launches with these moulds have in common."""
+    found: dict[str, list[Fact]] = {}
+    for mould in moulds:
+        for fact in mould.facts:
+            found.setdefault(fact.kind, []).append(fact)
+    last = {rank: mould.last_step for rank, mould in enumerate(moulds)}
+    return Common(
+        {kind: tuple(facts) for kind, facts in found.items()},
+        {rank: step for rank, step in last.items() if step is not None},
+    )
+
+
+# ------------------------------------------------------------------ what is each launch's own
+
+
+class _OwnFacts(Mapping[str, tuple[Fact, ...]]):
+    """The facts of other kinds than the common ones, by kind; read when they are asked for."""
+
+    def __init__(self, files: Sequence[_File]) -> None:
+        self._files = files
+        self._read: dict[str, tuple[Fact, ...]] = {}
+
+    def __getitem__(self, kind: str) -> tuple[Fact, ...]:
+        if kind not in self._read:
+            ranks = enumerate(self._files)
+            facts = (f for rank, (mould, own) in ranks for f in mould.own_facts(own, kind, rank))
+            self._read[kind] = tuple(facts)
+        return self._read[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({kind: None for mould, _ in self._files for kind in mould.own_lines})
+
+    def __len__(self) -> int:
+        return len(tuple(iter(self)))
+
+
+class _Apart:
+    """Times, seconds and paths, read when they are asked for."""
+
+    def __init__(self, files: Sequence[_File]) -> None:
+        self._files = files
+
+    def t(self, rank: int, line: int) -> float:
+        mould, own = self._files[rank]
+        return float(own[mould.own_at[line]].partition(b",")[0])
+
+    def took_s(self, rank: int, line: int) -> float | None:
+        mould, own = self._files[rank]
+        return float(own[mould.own_at[line] + 1]) if mould.by_number[line].has_took_s else None
+
+    def path(self, rank: int, line: int) -> str | None:
+        mould, own = self._files[rank]
+        told = mould.by_number[line]
+        if not told.has_path:
+            return None
+        return own[mould.own_at[line] + 1 + told.has_took_s].decode(errors="replace")
+
+
 # ------------------------------------------------------------------ line by line
 
 
 class _Line(NamedTuple):
-    """A readable line: its head, and the rest with the closing brace and the newline."""
+    """A readable line. `own` is what other files do not have in it, in the order in which it stands
+    there: time, seconds and path, or everything from the time on in a line of another kind than the
+    common ones. `rest` is what follows, to the closing brace.
+
+    `as_written`: by the observer, so that the line can be told from other files' by its parts.
+    """
 
     number: int
-    kind: bytes
-    t: bytes
-    rank: bytes
-    step: bytes
-    took_s: bytes | None
-    path: bytes | None
-    rest: bytes
-
-    @property
-    def tail(self) -> bytes:
-        """The rest as it follows the head: with a comma, where there is more than the brace."""
-        return self.rest if self.rest == _END else b"," + self.rest
+    kind: str
+    is_common: bool
+    own: Sequence[bytes]
+    rank: int = 0
+    step: int = 0
+    has_took_s: bool = False
+    has_path: bool = False
+    rest: bytes = b""
+    as_written: bool = True
 
 
-def _taken_apart(content: bytes) -> list[_Line]:
-    """The lines of a file that is as the observer writes it; none of any other."""
-    parts = _HEAD.split(content)
-    rests = parts[_GROUPS::_GROUPS]
-    if parts[0] or content.count(b"\n") != len(rests) or not all(r.endswith(_END) for r in rests):
-        return []
-    numbers = range(1, len(rests) + 1)
-    return list(map(_Line, numbers, *(parts[at::_GROUPS] for at in range(1, 1 + _GROUPS))))
-
-
-def _line_by_line(content: bytes) -> list[_Line]:
-    """The readable lines of a file that was cut off, or written by somebody else."""
-    found = (_line(number, line) for number, line in enumerate(content.split(b"\n"), 1))
+def _lines(content: bytes) -> list[_Line]:
+    """The readable lines of a file, whether or not the last one is torn."""
+    found = (_line(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line)
     return [line for line in found if line is not None]
 
 
 def _line(number: int, line: bytes) -> _Line | None:
-    """One line, whose keys may stand in another order; None when it is no fact."""
+    """One line; None when it is no fact."""
+    head = _HEAD.match(line)
+    if head is None or not line.endswith(b"}"):
+        return _by_another_hand(number, line)
+    kind_, t, rank, step, took_s, path = head.groups()
+    kind = kind_.decode()
+    if not _is_common(kind):
+        return _Line(number, kind, False, (line[head.start(2) :],))
+    own = [text for text in (t, took_s, path) if text is not None]
+    has = (took_s is not None, path is not None)
+    return _Line(number, kind, True, own, int(rank), int(step), *has, line[head.end() :])
+
+
+def _is_common(kind: str) -> bool:
+    return kind == _LAYOUT or kind in COMMON_KINDS
+
+
+def _by_another_hand(number: int, line: bytes) -> _Line | None:
+    """A line whose keys stand in another order, or that is torn."""
     try:
         value = columns.parsed(line)
         kind = value.pop("fact", None)
-        t = b"%r" % float(value.pop("t", 0))
-        rank, step = (b"%d" % value.pop(name, 0) for name in ("rank", "step"))
-    except (*_UNREADABLE, AttributeError):
+        head = {name: value.pop(name, 0) for name in ("t", "rank", "step")}
+        t = b"%r" % float(head["t"])
+        rank, step = int(head["rank"]), int(head["step"])
+    except _UNREADABLE:
         return None
     if not isinstance(kind, str):
         return None
-    rest = json.dumps(value, separators=(",", ":")).encode()[1:] + b"\n"
-    return _Line(number, kind.encode(), t, rank, step, None, None, rest)
+    rest = json.dumps(value, separators=(",", ":")).encode()[1:]
+    if _is_common(kind):
+        return _Line(number, kind, True, (t,), rank, step, rest=rest, as_written=False)
+    more = b"" if rest == b"}" else b","
+    own = b'%b,"rank":%d,"step":%d%b%b' % (t, rank, step, more, rest)
+    return _Line(number, kind, False, (own,), as_written=False)
 
 
 # ------------------------------------------------------------------ moulds
 
-_Own = list[Any]
-_Places = Sequence[tuple[int, int]]
+
+class _Stretches(NamedTuple):
+    """What every file of a mould has up to each place of its own: the length of it, and the byte
+    that ends what follows; and the digest of all of it.
+
+    What is compared with has left the processor's caches since the last file, and takes longer to
+    come back than to compare. So this is kept small.
+    """
+
+    lengths: array[int]
+    ends: bytes
+    digest: bytes
 
 
 @dataclass(frozen=True, eq=False)
 class _Mould:
-    """A file line by line, and where what is its own stands: times, paths, and the rest of lines of
-    other kinds or of what rests on those.
+    """A file line by line, and the facts of its common kinds.
 
-    `data` is None for the last, which are read for every file, and for layouts, which are no facts.
-    `took_s`, `paths` and `rests` have pairs: the place of a line, and the place of its content in
-    the list of all that is a file's own, as `times` has for every line.
+    `whole`: every line is as the observer writes it and none of a common kind was left out, so that
+    other files can be held against it.
     """
 
     lines: Sequence[_Line]
-    data: Sequence[_Data | None]
-    reader: columns.Reader  # has read what is common
-    times: Sequence[int]
-    took_s: _Places
-    paths: _Places
-    rests: _Places
-
-    def facts(self, own: _Own, shown: str) -> list[Fact]:
-        """The facts of a file with this of its own."""
-        data = list(self.data)
-        if self.rests:
-            reader = self.reader.copy()
-            for place, at in self.rests:
-                data[place] = _read(reader, self.lines[place].kind, own[at].lstrip(b","))
-        for name, places in (("path", self.paths), ("took_s", self.took_s)):
-            for place, at in places:
-                said = data[place]
-                data[place] = None if said is None else {name: own[at], **said}
-        times = map(own.__getitem__, self.times)
-        kinds, ranks, steps, numbers = self._heads
-        facts = map(Fact, kinds, ranks, steps, times, data, repeat(shown), numbers)
-        return list(compress(facts, [said is not None for said in data]))
+    facts: Sequence[Fact]
+    whole: bool
 
     @cached_property
-    def _heads(self) -> tuple[Sequence[str], Sequence[int], Sequence[int], Sequence[int]]:
-        """Kind, rank, step and number of every line."""
-        return (
-            [line.kind.decode() for line in self.lines],
-            [int(line.rank) for line in self.lines],
-            [int(line.step) for line in self.lines],
-            [line.number for line in self.lines],
-        )
+    def last_step(self) -> int | None:
+        """The last step that a line tells of."""
+        return max((line.step for line in self.lines), default=None)
 
-    def own_of(self, content: bytes) -> _Own | None:
+    @cached_property
+    def own_lines(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """The lines of each kind that is a file's own: their numbers, and where they stand among
+        all that is.
+        """
+        found: dict[str, list[tuple[int, int]]] = {}
+        for line in self.lines:
+            if not line.is_common:
+                found.setdefault(line.kind, []).append((line.number, self.own_at[line.number]))
+        return found
+
+    @cached_property
+    def own_at(self) -> Mapping[int, int]:
+        """Where what is a line's own begins among all that is the file's own, by its number."""
+        begins = accumulate((len(line.own) for line in self.lines), initial=0)
+        return {line.number: at for line, at in zip(self.lines, begins, strict=False)}
+
+    @cached_property
+    def by_number(self) -> Mapping[int, _Line]:
+        """The lines by their number."""
+        return {line.number: line for line in self.lines}
+
+    def own_facts(self, own: Sequence[bytes], kind: str, rank: int) -> Iterator[Fact]:
+        """The facts of a kind that is a file's own, of the file that has this of its own."""
+        for number, at in self.own_lines.get(kind, ()):
+            fact = _own_fact(own[at], kind, number)
+            if fact is not None and fact.rank == rank:
+                yield fact
+
+    def own_of(self, content: bytes) -> list[bytes] | None:
         """What a file has of its own, None when it is not of this mould."""
-        stretches, digest = self._stretches
-        own: _Own = []
-        common = []
+        stretches = self._stretches
+        own: list[bytes] = []
+        common, view = xxhash.xxh3_128(), memoryview(content)
         at = 0
         try:
-            for length, end, value in stretches:
+            for length, end in zip(stretches.lengths, stretches.ends, strict=True):
                 begin = at + length
-                common.append(content[at:begin])
+                common.update(view[at:begin])
                 at = content.index(end, begin)
-                own.append(value(content[begin:at]))
+                own.append(content[begin:at])
         except ValueError:
             return None
-        common.append(content[at:])
-        return own if _digest(common) == digest else None
+        common.update(view[at:])
+        if common.digest() != stretches.digest:
+            return None
+        # What does not end where it should has something of the next line in it.
+        numbers, paths = b"".join(self._numbers(own)), b"".join(self._paths(own))
+        return None if numbers.translate(None, _IN_NUMBERS) or b"\\" in paths else own
 
     @cached_property
-    def _stretches(self) -> tuple[Sequence[_Stretch], bytes]:
-        """What every such file has up to each place of its own, and the digest of all that."""
-        found: list[_Stretch] = []
-        common: list[bytes] = []
+    def _stretches(self) -> _Stretches:
+        lengths, ends, common = array("L"), bytearray(), xxhash.xxh3_128()
         before = b""
 
         def own(end: bytes) -> None:
-            common.append(before)
-            found.append((len(before), end, _VALUES[end]))
+            common.update(before)
+            lengths.append(len(before))
+            ends.extend(end)
 
-        own_rests = {place for place, _ in self.rests}
-        for place, line in enumerate(self.lines):
-            before += b'{"fact":"%b","t":' % line.kind
-            own(b",")
-            before = b',"rank":%b,"step":%b' % (line.rank, line.step)
-            if line.took_s is not None:
-                end = b"}" if line.path is None and line.rest == _END else b","
-                before += b',"took_s":'
-                own(end)
-                before = b""
-            if line.path is not None:
-                before += b',"path":"'
-                own(b'"')
-                before = b'"'
-            if place in own_rests:
+        for line in self.lines:
+            before += b'{"fact":"%b","t":' % line.kind.encode()
+            if line.is_common:
+                own(b",")
+                before = b',"rank":%d,"step":%d' % (line.rank, line.step)
+                bare = line.rest == b"}"  # nothing follows
+                if line.has_took_s:
+                    before += b',"took_s":'
+                    own(b"}" if bare and not line.has_path else b",")
+                    before = b""
+                if line.has_path:
+                    before += b',"path":"'
+                    own(b'"')
+                    before = b'"'
+                before += (b"" if bare else b",") + line.rest + b"\n"
+            else:
                 own(b"\n")
                 before = b"\n"
-            else:
-                before += line.tail
-        return found, _digest([*common, before])
+        common.update(before)
+        return _Stretches(lengths, bytes(ends), common.digest())
+
+    @cached_property
+    def _numbers(self) -> _Chosen:
+        """The numbers among what is a file's own."""
+        common = [(self.own_at[line.number], line) for line in self.lines if line.is_common]
+        return _chosen([at + n for at, line in common for n in range(1 + line.has_took_s)])
+
+    @cached_property
+    def _paths(self) -> _Chosen:
+        """The paths among what is a file's own: one with escapes may end elsewhere."""
+        named = [line for line in self.lines if line.has_path]
+        return _chosen([self.own_at[line.number] + 1 + line.has_took_s for line in named])
 
 
-# The length of what is common, the byte that ends what follows, and what that means.
-_Stretch = tuple[int, bytes, Callable[[bytes], Any]]
+_Chosen = Callable[[Sequence[bytes]], tuple[bytes, ...]]
 
 
-def _digest(stretches: Iterable[bytes]) -> bytes:
-    """Of stretches whose lengths are known. Compared instead of them, since what a file is compared
-    with is no longer in the processor's caches: that takes five times as long.
-    """
-    return xxhash.xxh3_128_digest(b"".join(stretches))
+def _chosen(places: list[int]) -> _Chosen:
+    """What takes the items at these places out of a list."""
+    if len(places) < 2:
+        return lambda items: tuple(items[place] for place in places)
+    return operator.itemgetter(*places)
 
 
-def _path(text: bytes) -> str:
-    """Raises ValueError for a path with escapes, which may end elsewhere."""
-    if b"\\" in text:
-        raise ValueError("a path with escapes")
-    return text.decode()
-
-
-# What is a file's own, by the byte that ends it.
-_VALUES: Mapping[bytes, Callable[[bytes], Any]] = {
-    b",": float,
-    b"}": float,
-    b'"': _path,
-    b"\n": bytes,
-}
-
-
-def _mould_of(lines: Sequence[_Line]) -> tuple[_Mould, _Own]:
-    """The mould of a file, and what the file has of its own."""
+def _mould_of(lines: Sequence[_Line], rank: int) -> _Mould:
+    """The mould of the file of a rank with these lines."""
     reader = columns.Reader()
-    own: _Own = []
-    data: list[_Data | None] = []
-    times: list[int] = []
-    took_s: list[tuple[int, int]] = []
-    paths: list[tuple[int, int]] = []
-    rests: list[tuple[int, int]] = []
-    for place, line in enumerate(lines):
-        said = _read(reader, line.kind, line.rest) if line.kind in _COMMON else None
-        data.append(said)
-        times.append(len(own))
-        own.append(float(line.t))
-        if line.took_s is not None:
-            took_s.append((place, len(own)))
-            own.append(float(line.took_s))
-        if line.path is not None:
-            paths.append((place, len(own)))
-            own.append(line.path.decode(errors="replace"))
-        if said is None and line.kind != _LAYOUT:
-            rests.append((place, len(own)))
-            own.append(line.tail.rstrip(b"\n"))
-    return _Mould(lines, data, reader, times, took_s, paths, rests), own
+    kept: list[_Line] = []
+    facts: list[Fact] = []
+    for line in lines:
+        said = _said(reader, line) if line.is_common else None
+        if said is not None and line.rank == rank:
+            facts.append(Fact(line.kind, rank, line.step, said, line.number))
+        elif line.is_common and line.kind != _LAYOUT:
+            continue
+        kept.append(line)
+    whole = len(kept) == len(lines) and all(line.as_written for line in lines)
+    return _Mould(kept, facts, whole and bool(lines))
 
 
-def _read(reader: columns.Reader, kind: bytes, rest: bytes) -> _Data | None:
-    """What a line says; None for a layout, which the reader keeps, and for what is not readable
-    here.
+def _said(reader: columns.Reader, line: _Line) -> _Data | None:
+    """What a line of a common kind says; None for a layout, which the reader keeps, and for what is
+    not readable.
     """
     try:
-        if kind != _LAYOUT:
-            return reader.resolved(kind.decode(), rest)
-        reader.keep_layout(rest)
+        if line.kind != _LAYOUT:
+            return reader.resolved(line.kind, line.rest)
+        reader.keep_layout(line.rest)
     except _UNREADABLE:
         pass
     return None
+
+
+def _own_fact(text: bytes, kind: str, number: int) -> Fact | None:
+    """The fact of a line of a file's own kinds, from its time on; None when it is not readable."""
+    try:
+        data: _Data = columns.parsed(b'{"t":' + text)
+        _, rank, step = float(data.pop("t")), int(data.pop("rank")), int(data.pop("step"))
+    except _UNREADABLE:
+        return None
+    return Fact(kind, rank, step, data, number)

@@ -116,7 +116,7 @@ class _Desk:
     def _read(self, launch: str, world_size: int) -> LaunchRecord:
         # What a run that was stopped took down with it says nothing about the job.
         if launch in self.latest and self.latest[launch].state is not StepState.ENDED:
-            return LaunchRecord(launch, (), None, world_size)
+            return LaunchRecord.made_of(launch, (), None, world_size)
         return read_launch(self.run, launch, world_size)
 
     def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
@@ -228,8 +228,8 @@ def _interruptions(
     for point in interrupt.confirmed(step, record):
         launch_id = interrupt.confirmation_id(step, point)
         left = run.launch(launch_id) / "left.json"
-        facts = record_of(launch_id, step.recorded.topology.world_size)
-        fired = next(iter(facts.of("fault_fired")), None)
+        of_it = record_of(launch_id, step.recorded.topology.world_size)
+        fired = next(iter(of_it.refs(of_it.of("fault_fired"))), None)
         content = read_json(left) if left.exists() else None
         confirmed.append(interruptions.Interrupted(point, launch_id, fired, content))
     return interruptions.Interruptions(

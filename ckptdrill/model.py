@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -484,8 +484,16 @@ class Plan:
 # Facts, checks, verdicts
 
 
+# Kinds that launches of one topology have in common, but for times and paths.
+COMMON_KINDS = frozenset(
+    {"batch", "code", "event", "imported", "inventory", "load_begin", "load_end", "process_group"}
+    | {"restored", "rng", "roots", "save_begin", "save_end", "state", "stepped", "stopped"}
+)
+
+
 class Fact(msgspec.Struct, frozen=True, gc=False):
-    """One recorded line, no opinion. `file` and `line` make it addressable from a verdict.
+    """One recorded line, no opinion. When it was written, how long it took and which path it names
+    is no part of it: launches that record the same share their facts, and `LaunchRecord` tells.
 
     Read back by the million, which is why it is no dataclass.
     """
@@ -493,59 +501,159 @@ class Fact(msgspec.Struct, frozen=True, gc=False):
     kind: str
     rank: int
     step: int
-    t: float
     data: Mapping[str, JsonValue]
-    file: str
     line: int
 
-    @property
-    def ref(self) -> str:
-        """`launches/<id>/rank0.jsonl:12`, as verdicts cite it."""
-        return f"{self.file}:{self.line}"
+
+class Derived:
+    """What was worked out from facts, by what it is: done once, and gone with the facts."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, Any] = {}
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` returns, made at the first time that `key` is asked for."""
+        if key not in self._found:
+            self._found[key] = make()
+        found: T = self._found[key]
+        return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Common:
+    """What launches have in common that recorded the same: facts of `COMMON_KINDS`, by kind and
+    within it rank by rank in file order, and the last step that each rank told of.
+
+    What `derived` holds follows from these alone, so one launch may take it from another.
+    """
+
+    facts: Mapping[str, tuple[Fact, ...]]
+    last_steps: Mapping[int, int]
+    derived: Derived = field(default_factory=Derived)
+
+
+class Apart(typing.Protocol):
+    """What lines tell besides their facts, by rank and number of the line."""
+
+    def t(self, rank: int, line: int) -> float:
+        """When it was written, in seconds since 1970."""
+
+    def took_s(self, rank: int, line: int) -> float | None:
+        """How long what it tells of took, where it says so."""
+
+    def path(self, rank: int, line: int) -> str | None:
+        """The path that it names, where it names one."""
+
+
+@dataclass(frozen=True, eq=False)
 class LaunchRecord:
-    """All that one launch left on disk. `ended` is the content of exit.json, None
-    if it never ran.
+    """All that one launch left on disk. `ended` is the content of exit.json, None if it never ran.
+
+    `own` has the facts of all other kinds than the common ones, as `common` has those.
     """
 
     launch_id: str
-    facts: tuple[Fact, ...]
+    common: Common
+    own: Mapping[str, tuple[Fact, ...]]
+    apart: Apart
     ended: Mapping[str, JsonValue] | None
     world_size: int
 
-    @functools.cached_property
-    def by_kind(self) -> Mapping[str, tuple[Fact, ...]]:
-        """The facts of each kind in file order; the judge asks for them hundreds of times."""
-        found: dict[str, list[Fact]] = {}
-        for fact in self.facts:  # sorting takes twice as long
-            found.setdefault(fact.kind, []).append(fact)
-        return {kind: tuple(facts) for kind, facts in found.items()}
-
-    @functools.cached_property
-    def by_rank(self) -> Mapping[int, tuple[Fact, ...]]:
-        """The facts of each rank in file order, in one pass: there may be a thousand ranks."""
-        found: dict[int, list[Fact]] = {}
-        for fact in self.facts:
-            found.setdefault(fact.rank, []).append(fact)
-        return {rank: tuple(found[rank]) for rank in sorted(found)}
+    @classmethod
+    def made_of(
+        cls,
+        launch_id: str,
+        facts: Iterable[Fact],
+        ended: Mapping[str, JsonValue] | None,
+        world_size: int,
+    ) -> LaunchRecord:
+        """The record of facts that tell everything themselves: `t`, `took_s` and `path` stand in
+        their data.
+        """
+        by_kind: dict[str, list[Fact]] = {}
+        last_steps: dict[int, int] = {}
+        for fact in sorted(facts, key=_place):
+            by_kind.setdefault(fact.kind, []).append(fact)
+            last_steps[fact.rank] = max(fact.step, last_steps.get(fact.rank, 0))
+        kinds = {kind: tuple(found) for kind, found in by_kind.items()}
+        return cls(
+            launch_id,
+            Common({k: f for k, f in kinds.items() if k in COMMON_KINDS}, last_steps),
+            {k: f for k, f in kinds.items() if k not in COMMON_KINDS},
+            _InFacts({_place(f): f.data for found in kinds.values() for f in found}),
+            ended,
+            world_size,
+        )
 
     def of(self, kind: str, rank: int | None = None) -> tuple[Fact, ...]:
-        """The facts of one kind in file order, of one rank or of all."""
-        if rank is None:
-            return self.by_kind.get(kind, ())
-        return tuple(f for f in self.by_kind.get(kind, ()) if f.rank == rank)
+        """The facts of one kind, rank by rank in file order; of one rank or of all."""
+        found = (self.common.facts if kind in COMMON_KINDS else self.own).get(kind, ())
+        return found if rank is None else tuple(f for f in found if f.rank == rank)
 
     @functools.cached_property
-    def derived(self) -> dict[object, Any]:
-        """What was worked out from these facts, by what it is: done once, gone with the record."""
-        return {}
+    def facts(self) -> tuple[Fact, ...]:
+        """All of them, rank by rank in file order."""
+        kinds = (*self.common.facts.values(), *self.own.values())
+        return tuple(sorted((fact for found in kinds for fact in found), key=_place))
 
-    @functools.cached_property
+    @property
+    def last_steps(self) -> Mapping[int, int]:
+        """The last step that each rank told of, for those that recorded anything."""
+        return self.common.last_steps
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that recorded anything."""
-        return tuple(self.by_rank)
+        return tuple(self.last_steps)
+
+    @functools.cached_property
+    def derived(self) -> Derived:
+        """What follows from this launch alone."""
+        return Derived()
+
+    def ref(self, fact: Fact) -> str:
+        """`launches/<id>/rank0.jsonl:12`, as verdicts cite it."""
+        return f"launches/{self.launch_id}/rank{fact.rank}.jsonl:{fact.line}"
+
+    def refs(self, facts: Iterable[Fact]) -> tuple[str, ...]:
+        """`ref` of each."""
+        return tuple(map(self.ref, facts))
+
+    def t(self, fact: Fact) -> float:
+        """When it was recorded, in seconds since 1970."""
+        return self.apart.t(fact.rank, fact.line)
+
+    # A line that somebody else wrote may have these two among the rest.
+
+    def took_s(self, fact: Fact) -> float:
+        """How long what it tells of took; 0 where it does not say."""
+        apart_s = self.apart.took_s(fact.rank, fact.line)
+        return float(fact.data.get("took_s") or 0.0) if apart_s is None else apart_s
+
+    def path(self, fact: Fact) -> str | None:
+        """The path that it names, if any."""
+        path = self.apart.path(fact.rank, fact.line)
+        return fact.data.get("path") if path is None else path
+
+
+@dataclass(frozen=True)
+class _InFacts:
+    """What facts tell themselves of what stands apart else, by rank and line."""
+
+    data: Mapping[tuple[int, int], Mapping[str, JsonValue]]
+
+    def t(self, rank: int, line: int) -> float:
+        return float(self.data[rank, line]["t"])
+
+    def took_s(self, rank: int, line: int) -> float | None:
+        return self.data[rank, line].get("took_s")
+
+    def path(self, rank: int, line: int) -> str | None:
+        return self.data[rank, line].get("path")
+
+
+def _place(fact: Fact) -> tuple[int, int]:
+    return fact.rank, fact.line
 
 
 class Item(StrEnum):
@@ -658,17 +766,28 @@ class Verdict:
 
 def to_json(value: Any) -> JsonValue:
     """Nouns to plain JSON values: dataclasses become objects, enums their text, tuples lists."""
-    if type(value) is str:
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [v if type(v) is str else to_json(v) for v in value]
+    return _in_lists(msgspec.to_builtins(value, str_keys=True, enc_hook=_plain))
+
+
+def _in_lists(value: Any) -> JsonValue:
+    """The same with lists for tuples, which are left as they are else."""
+    if type(value) is dict:
+        return {key: _in_lists(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [each if type(each) is str else _in_lists(each) for each in value]
     return value
+
+
+def _plain(value: Any) -> Any:
+    """A mapping that is no dict, or a sequence that is no list, as one.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
 
 
 def from_json(noun: type[T], data: JsonValue) -> T:

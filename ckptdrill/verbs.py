@@ -426,7 +426,7 @@ def _conclude(folder: RunFolder, plans: Sequence[Plan]) -> None:
     for launch in launches.values():
         if launch.environment not in recorded:
             record = read_launch(folder, launch.id, 1)
-            recorded |= {launch.environment: _versions(record)} if record.facts else {}
+            recorded |= {launch.environment: _versions(record)} if record.ranks else {}
     ended = about.get("ended_utc") or _now().isoformat(timespec="seconds")
     write_json(
         folder.run_json,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ckptdrill.columns import Part
-from ckptdrill.fact_files import read_facts
-from ckptdrill.model import Fact
+from ckptdrill.fact_files import read_folder
+from ckptdrill.model import Fact, LaunchRecord
 from ckptdrill.observer.columns import Columns
 
 DIGEST = "0123456789abcdef" * 2
@@ -43,10 +43,13 @@ def written(*states: dict[str, Any], kind: str = "inventory", part: str = "leave
     return lines
 
 
-def read(folder: Path, lines: list[str]) -> list[Fact]:
-    path = folder / "rank0.jsonl"
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return list(read_facts(path, "rank0.jsonl"))
+def record(folder: Path, lines: list[str]) -> LaunchRecord:
+    (folder / "rank0.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return read_folder(folder, "launch", 1)
+
+
+def read(folder: Path, lines: list[str]) -> tuple[Fact, ...]:
+    return record(folder, lines).facts
 
 
 def test_every_leaf_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -56,7 +59,7 @@ def test_every_leaf_comes_back_as_it_was(tmp_path: Path) -> None:
     assert {k: type(v) for k, v in fact.data["leaves"].items()} == {
         k: type(v) for k, v in LEAVES.items()
     }
-    assert (fact.kind, fact.t, fact.rank, fact.data["at"]) == ("inventory", 1.5, 0, "save")
+    assert (fact.kind, fact.rank, fact.data["at"]) == ("inventory", 0, "save")
 
 
 def test_an_empty_part_is_no_columns(tmp_path: Path) -> None:
@@ -74,9 +77,9 @@ def test_a_part_that_stays_is_told_once(tmp_path: Path) -> None:
 
 def test_what_rests_on_a_lost_line_is_lost(tmp_path: Path) -> None:
     layout, first, again = written(LEAVES, LEAVES)
-    assert read(tmp_path, [first, again]) == []
-    assert read(tmp_path, [layout[:-9], first, again]) == []
-    assert read(tmp_path, [layout, first[:-9], again]) == []
+    assert read(tmp_path, [first, again]) == ()
+    assert read(tmp_path, [layout[:-9], first, again]) == ()
+    assert read(tmp_path, [layout, first[:-9], again]) == ()
     assert len(read(tmp_path, [layout, first, again])) == 2
 
 
@@ -86,7 +89,7 @@ def test_columns_that_do_not_fit_their_layout_are_unreadable(
 ) -> None:
     layout, fact = written(LEAVES)
     assert old in fact
-    assert read(tmp_path, [layout, fact.replace(old, new, 1)]) == []
+    assert read(tmp_path, [layout, fact.replace(old, new, 1)]) == ()
 
 
 def test_the_members_of_groups_are_names(tmp_path: Path) -> None:
@@ -106,7 +109,7 @@ def test_facts_leaf_by_leaf_are_read_as_ever(tmp_path: Path) -> None:
     line = {
         "fact": "inventory",
         "t": 1.0,
-        "rank": 3,
+        "rank": 0,
         "step": 2,
         "leaves": LEAVES,
         "x": float("nan"),
@@ -114,12 +117,12 @@ def test_facts_leaf_by_leaf_are_read_as_ever(tmp_path: Path) -> None:
     (fact,) = read(tmp_path, [json.dumps(line)])
     assert fact.data["leaves"] == LEAVES
     assert fact.data["x"] != fact.data["x"]
-    assert (fact.rank, fact.step) == (3, 2)
+    assert (fact.rank, fact.step) == (0, 2)
 
 
-def one_file(folder: Path, *facts: dict[str, Any]) -> list[Fact]:
+def one_file(folder: Path, *facts: dict[str, Any]) -> LaunchRecord:
     folder.mkdir()
-    return read(folder, [json.dumps(fact, separators=(",", ":")) for fact in facts])
+    return record(folder, [json.dumps(fact, separators=(",", ":")) for fact in facts])
 
 
 def load(path: str, took_s: float, **more: Any) -> dict[str, Any]:
@@ -128,22 +131,29 @@ def load(path: str, took_s: float, **more: Any) -> dict[str, Any]:
 
 
 def test_what_files_have_in_common_is_shared_and_what_is_their_own_is_not(tmp_path: Path) -> None:
-    (one,) = one_file(tmp_path / "one", load("/a/step-8", 0.5))
-    (two,) = one_file(tmp_path / "two", load("/b/step-8", 0.25))
-    assert (one.data, one.t) == ({"took_s": 0.5, "path": "/a/step-8", "call": "load"}, 1.5)
-    assert (two.data, two.t) == ({"took_s": 0.25, "path": "/b/step-8", "call": "load"}, 1.25)
+    one = one_file(tmp_path / "one", load("/a/step-8", 0.5))
+    two = one_file(tmp_path / "two", load("/b/step-8", 0.25))
+    assert one.common is two.common
+    (fact,) = one.facts
+    assert fact.data == {"call": "load"}
+    assert [(run.t(fact), run.took_s(fact), run.path(fact)) for run in (one, two)] == [
+        (1.5, 0.5, "/a/step-8"),
+        (1.25, 0.25, "/b/step-8"),
+    ]
     three, four = (
         one_file(tmp_path / name, load("/c", 0.5), {**load("/c", 1.0), "call": name})
         for name in ("three", "four")
     )
-    assert three[0] == four[0]
-    assert (three[1].data["call"], four[1].data["call"]) == ("three", "four")
+    assert three.common is not four.common
+    assert three.facts[0] == four.facts[0]
+    assert (three.facts[1].data["call"], four.facts[1].data["call"]) == ("three", "four")
 
 
 def test_a_path_that_needs_escapes_is_read_as_it_was(tmp_path: Path) -> None:
     path = 'C:\\a "b"/ü'
-    (fact,) = one_file(tmp_path / "one", load(path, 0.5))
-    assert (fact.data["path"], fact.data["took_s"]) == (path, 0.5)
+    run = one_file(tmp_path / "one", load(path, 0.5))
+    (fact,) = run.facts
+    assert (run.path(fact), run.took_s(fact)) == (path, 0.5)
 
 
 def test_a_common_line_that_rests_on_one_of_its_own_file_is_read_with_it(tmp_path: Path) -> None:
@@ -158,5 +168,5 @@ def test_a_common_line_that_rests_on_one_of_its_own_file_is_read_with_it(tmp_pat
 
 def test_a_torn_line_loses_itself_alone_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
     lines = [json.dumps(load("/a", n / 4), separators=(",", ":")) for n in range(3)]
-    facts = read(tmp_path, [lines[0], lines[1][:-7], lines[2]])
-    assert [(fact.line, fact.data["took_s"]) for fact in facts] == [(1, 0.0), (3, 0.5)]
+    run = record(tmp_path, [lines[0], lines[1][:-7], lines[2]])
+    assert [(fact.line, run.took_s(fact)) for fact in run.facts] == [(1, 0.0), (3, 0.5)]

@@ -10,11 +10,11 @@ from ckptdrill.model import Fact, LaunchRecord
 
 def record(launch_id: str, *facts: tuple[str, dict[str, Any]], ranks: int = 1) -> LaunchRecord:
     lines = tuple(
-        Fact(kind, rank, step=3, t=hash(launch_id) * 1.0, data=data, file="f", line=number)
+        Fact(kind, rank, 3, data, number)
         for rank in range(ranks)
         for number, (kind, data) in enumerate(facts)
     )
-    return LaunchRecord(launch_id, lines, None, ranks)
+    return LaunchRecord.made_of(launch_id, lines, None, ranks)
 
 
 def compare(kind: str, cold: dict[str, Any], warm: dict[str, Any]) -> tuple[bool, str | None]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptdrill.fact_files import read_facts
-from ckptdrill.model import Fact
+from ckptdrill.fact_files import read_folder
+from ckptdrill.model import LaunchRecord
 
 KINDS = ("batch", "load_end", "state", "started", "crashed")  # the last two are each file's own
 times = st.floats(0, 2e9, allow_nan=False) | st.integers(0, 10)
@@ -23,54 +23,64 @@ ends = st.sampled_from(("\n", "", "\n\n", '\n{"fact":"torn'))
 Line = tuple[str, float, int, dict[str, Any], dict[str, Any]]
 
 
-def written(path: Path, content: list[Line], end: str = "\n") -> list[Fact]:
+def written(folder: Path, content: list[Line], end: str = "\n") -> LaunchRecord:
     """Write a file as the observer does, and read it."""
+    path = folder / "rank0.jsonl"
     heads = [{"fact": k, "t": t, "rank": 0, "step": s, **o, **m} for k, t, s, o, m in content]
     path.write_text("\n".join(json.dumps(h, separators=(",", ":")) for h in heads) + end)
-    return read_facts(path, "shown")
+    return read_folder(folder, "launch", 1)
 
 
 def expected(content: list[Line]) -> list[tuple[Any, ...]]:
-    return [(k, 0, s, t, {**o, **m}, "shown", n) for n, (k, t, s, o, m) in enumerate(content, 1)]
+    return [
+        (n, k, 0, s, t, o.get("took_s", 0.0), o.get("path"), m)
+        for n, (k, t, s, o, m) in enumerate(content, 1)
+    ]
 
 
-def told(facts: list[Fact]) -> list[tuple[Any, ...]]:
-    return [(f.kind, f.rank, f.step, f.t, dict(f.data), f.file, f.line) for f in facts]
+def told(run: LaunchRecord) -> list[tuple[Any, ...]]:
+    """Every fact with all that its line tells, in the order of the file."""
+    found = []
+    for fact in run.facts:
+        more = {k: v for k, v in fact.data.items() if k not in ("took_s", "path")}
+        own = (run.t(fact), run.took_s(fact), run.path(fact))
+        found.append((fact.line, fact.kind, fact.rank, fact.step, *own, more))
+    return found
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("facts") / "rank0.jsonl"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("facts")
 
 
 @settings(max_examples=400)
 @given(first=files, second=files, end=ends)
 def test_what_was_read_before_changes_nothing(
-    path: Path, first: list[Line], second: list[Line], end: str
+    folder: Path, first: list[Line], second: list[Line], end: str
 ) -> None:
     again = [
         (k, t + 1, s, {**o, **{n: 0.5 for n in o if n == "took_s"}}, m) for k, t, s, o, m in first
     ]
     for content, last in ((first, "\n"), (again, "\n"), (first, end), (second, end)):
-        assert told(written(path, content, last)) == expected(content)
+        assert told(written(folder, content, last)) == expected(content)
 
 
-def test_a_file_that_differs_in_one_letter_is_not_taken_for_another(path: Path) -> None:
+def test_a_file_that_differs_in_one_letter_is_not_taken_for_another(folder: Path) -> None:
     line: Line = ("batch", 1.0, 0, {}, {"rows": ["a" * 40]})
     other: Line = ("batch", 1.0, 0, {}, {"rows": ["a" * 39 + "b"]})
-    found = [written(path, [each])[0].data["rows"][0][-1] for each in (line, other, line)]
+    found = [written(folder, [each]).facts[0].data["rows"][0][-1] for each in (line, other, line)]
     assert found == ["a", "b", "a"]
 
 
-def test_lines_of_a_process_are_its_own(path: Path) -> None:
+def test_lines_of_a_process_are_its_own(folder: Path) -> None:
     files: list[list[Line]] = [
         [("started", 1.0, 0, {}, {"pid": pid}), ("batch", 2.0, 0, {}, {})] for pid in (1, 2)
     ]
-    assert [written(path, each)[0].data["pid"] for each in files] == [1, 2]
+    assert [written(folder, each).facts[0].data["pid"] for each in files] == [1, 2]
 
 
-def test_a_line_of_its_own_that_says_more_than_the_last_is_read_whole(path: Path) -> None:
+def test_a_line_of_its_own_that_says_more_than_the_last_is_read_whole(folder: Path) -> None:
     bare: list[Line] = [("crashed", 1.0, 0, {}, {}), ("batch", 2.0, 0, {}, {"n": 1})]
     more: list[Line] = [("crashed", 1.0, 0, {"took_s": 0.5}, {"x": 1}), bare[1]]
     for content in (bare, more, bare):
-        assert told(written(path, content)) == expected(content)
+        assert told(written(folder, content)) == expected(content)

@@ -82,7 +82,7 @@ def on_disk(root: Path, *histories: History) -> tuple[RunFolder, tuple[Plan, ...
             if run.launch(name).exists():
                 continue
             for fact in record.facts:
-                line = {"fact": fact.kind, "rank": fact.rank, "step": fact.step, "t": fact.t}
+                line = {"fact": fact.kind, "rank": fact.rank, "step": fact.step}
                 path = run.launch(name) / f"rank{fact.rank}.jsonl"
                 append_line(path, {**line, **fact.data})
             if record.ended is not None:

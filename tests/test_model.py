@@ -155,9 +155,9 @@ def test_steps_of_a_plan_come_after_what_they_need() -> None:
 
 
 def test_facts_are_found_by_kind_and_rank() -> None:
-    facts = tuple(Fact(k, r, 0, 0.0, {}, "f", n) for n, (k, r) in enumerate([("a", 1), ("b", 0)]))
-    record = LaunchRecord("x", facts, None, 2)
+    facts = tuple(Fact(k, r, 0, {}, n) for n, (k, r) in enumerate([("a", 1), ("b", 0)]))
+    record = LaunchRecord.made_of("x", facts, None, 2)
     assert record.of("a") == (facts[0],)
     assert record.of("a", 0) == ()
-    assert record.ranks == (0, 1)
-    assert facts[1].ref == "f:1"
+    assert record.last_steps == {0: 0, 1: 0}
+    assert record.ref(facts[1]) == "launches/x/rank0.jsonl:1"

@@ -55,7 +55,7 @@ class Writer:
     def _fact(self, kind: str, **data: Any) -> None:
         Writer.clock_ns += 1
         data |= {"at_ns": Writer.clock_ns}
-        self.facts.append(Fact(kind, self.rank, 8, 0.0, data, "rank.jsonl", len(self.facts) + 1))
+        self.facts.append(Fact(kind, self.rank, 8, data, len(self.facts) + 1))
 
 
 def saved(to_root: bool = False) -> tuple[tuple[Event, ...], ...]:
@@ -75,7 +75,7 @@ def saved(to_root: bool = False) -> tuple[tuple[Event, ...], ...]:
     for writer in (one, zero):
         writer.meets("from-root")
         writer.event("saved")
-    return events_of(LaunchRecord("record", (*zero.facts, *one.facts), {}, 2))
+    return events_of(LaunchRecord.made_of("record", (*zero.facts, *one.facts), {}, 2))
 
 
 def point_of(
@@ -211,7 +211,7 @@ def test_one_event(name: str) -> None:
     event, check = STEPS[name]
     writer = Writer(0)
     writer.event(**event)
-    tree, _ = followed(OLD, events_of(LaunchRecord("record", tuple(writer.facts), {}, 1)))
+    tree, _ = followed(OLD, events_of(LaunchRecord.made_of("record", tuple(writer.facts), {}, 1)))
     check(tree)
     assert len(OLD.files) == 3
 
@@ -222,5 +222,5 @@ def test_a_link_is_replaced_by_removing_and_making_it() -> None:
     writer.event("symlink", "latest", text="refused: it is there")
     writer.event("symlink", "latest.new", text="step-8")
     writer.event("rename", "latest.new", target="latest")
-    tree, _ = followed(OLD, events_of(LaunchRecord("record", tuple(writer.facts), {}, 1)))
+    tree, _ = followed(OLD, events_of(LaunchRecord.made_of("record", tuple(writer.facts), {}, 1)))
     assert tree.links == {"latest": "step-8"}

@@ -187,7 +187,7 @@ def test_a_launch_is_read_rank_by_rank_with_addressable_facts(tmp_path: Path) ->
         (1, "started", 0),
         (1, "batch", 2),
     ]
-    assert record.facts[3].ref == "launches/source.two/rank1.jsonl:2"
+    assert record.ref(record.facts[3]) == "launches/source.two/rank1.jsonl:2"
     assert record.facts[0].data == {}
     assert record.ended is None
     store.write_json(folder / "exit.json", {"returncode": 0})

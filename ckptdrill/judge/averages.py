@@ -39,15 +39,16 @@ class Copy:
 
 def copies(run: Trajectory, step: int) -> Mapping[str, Copy]:
     """Every copy that was seen at a completed step, by the name that the job holds it under."""
-    if ("copies", step) not in run.derived:
+
+    def found() -> Mapping[str, Copy]:
         by_name: dict[str, list[Fact]] = {}
         for fact in _held(run).get(step, ()):
             by_name.setdefault(fact.data["name"], []).append(fact)
-        run.derived["copies", step] = {
+        return {
             name: Copy(combine(facts, "leaves"), _vectors(facts)) for name, facts in by_name.items()
         }
-    found: Mapping[str, Copy] = run.derived["copies", step]
-    return found
+
+    return run.common.once(("copies", step), found)
 
 
 def lost(pair: Pair) -> list[str]:
@@ -125,7 +126,8 @@ def _instead(pair: Pair, name: str, found: Copy) -> str:
 
 def _is_average(run: Trajectory, name: str) -> bool:
     """A copy that goes towards the weights whenever it moves. It may begin as equal to them."""
-    if ("average", name) not in run.derived:
+
+    def nears() -> bool:
         seen = [step for step in run.sampled_steps() if name in copies(run, step)]
         moved = [
             step
@@ -134,11 +136,9 @@ def _is_average(run: Trajectory, name: str) -> bool:
         ]
         plain = [step for step in moved if _is_plain(run, name, step)]
         towards = [step for step in moved if step not in plain]
-        run.derived["average", name] = bool(towards) and all(
-            _nears(run, name, step) for step in towards
-        )
-    found: bool = run.derived["average", name]
-    return found
+        return bool(towards) and all(_nears(run, name, step) for step in towards)
+
+    return run.common.once(("average", name), nears)
 
 
 def _is_plain(run: Trajectory, name: str, step: int) -> bool:
@@ -208,12 +208,14 @@ def _vectors(facts: Sequence[Fact]) -> Vectors:
 
 
 def _held(run: Trajectory) -> Mapping[int, list[Fact]]:
-    if "held" not in run.derived:
+    """Completed step -> the copies held there."""
+
+    def held() -> Mapping[int, list[Fact]]:
         by_step: dict[int, dict[tuple[int, str], Fact]] = {}
         for fact in run.record.of("inventory"):
             if fact.data["at"] == "held":  # of a step that is sampled twice, the last
                 key = (fact.rank, fact.data["name"])
                 by_step.setdefault(fact.step + run.offset, {})[key] = fact
-        run.derived["held"] = {step: list(facts.values()) for step, facts in by_step.items()}
-    found: Mapping[int, list[Fact]] = run.derived["held"]
-    return found
+        return {step: list(facts.values()) for step, facts in by_step.items()}
+
+    return run.common.once("held", held)

@@ -155,10 +155,7 @@ def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
     A rank that has nothing of what is wrong, as with flat partitions, says nothing.
     """
     reference, ranks = pair.reference, pair.restored.sample("state", pair.restore_step)
-    then = {
-        step: {fact.rank: fact.data.get(part, {}) for fact in reference.sample("state", step)}
-        for step in reversed(reference.sampled_steps())
-    }
+    then = reference.common.once(("by rank", part), lambda: _by_rank(reference, part))
     held = {
         fact.rank: _step_on_rank(mine, fact.rank, then)
         for fact in ranks
@@ -169,6 +166,14 @@ def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
     if not steps or None in steps or (len(steps) < 2 and not alone):
         return None
     return ", ".join(f"rank {rank} holds step {step}" for rank, step in sorted(held.items()))
+
+
+def _by_rank(run: Trajectory, part: str) -> Mapping[int, Mapping[int, JsonValue]]:
+    """A part of the state at every sampled step, the newest first, by rank."""
+    return {
+        step: {fact.rank: fact.data.get(part, {}) for fact in run.sample("state", step)}
+        for step in reversed(run.sampled_steps())
+    }
 
 
 def _held_of(names: Sequence[str], now: Fact, part: str) -> Mapping[str, JsonValue]:
@@ -219,15 +224,16 @@ def _other_leaf(wrong: Sequence[str], target: Mapping[str, Logical], pair: Pair)
 
 def _saved_leaves(run: Trajectory, step: int) -> Mapping[str, str]:
     """Digest -> the first key under which the save of that step has it."""
-    if ("by digest", step) not in run.derived:
-        by_digest: dict[str, str] = {}
+
+    def by_digest() -> Mapping[str, str]:
+        found: dict[str, str] = {}
         for key, values in saved_at(run, step).leaves.items():
             for value in values:
                 if isinstance(value, dict) and is_entry(value.get("entry")):
-                    by_digest.setdefault(value["entry"][4], key)
-        run.derived["by digest", step] = by_digest
-    found: Mapping[str, str] = run.derived["by digest", step]
-    return found
+                    found.setdefault(value["entry"][4], key)
+        return found
+
+    return run.derived.once(("by digest", step), by_digest)
 
 
 def _scheduler_clauses(pair: Pair) -> Iterable[str]:

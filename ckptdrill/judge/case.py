@@ -26,7 +26,13 @@ from ckptdrill.judge import (
 from ckptdrill.judge import state as states
 from ckptdrill.judge.ending import End, Ending
 from ckptdrill.judge.evidence import Evidence
-from ckptdrill.judge.trajectory import Pair, Trajectory, local_step_of_save, trajectory
+from ckptdrill.judge.trajectory import (
+    Pair,
+    Trajectory,
+    begun_saves,
+    local_step_of_save,
+    trajectory,
+)
 from ckptdrill.model import (
     EPOCH_BOUNDARY,
     Check,
@@ -81,11 +87,11 @@ def case_of(evidence: Evidence) -> Case:
     reference = trajectory(source, evidence.start_step)
     pair = Pair(reference, trajectory(restore, at), at, evidence.window)
     end = ending.ending(restore)
-    older = [evidence.start_step + f.step for f in source.of("save_begin")]
+    older = {evidence.start_step + step for step in begun_saves(source)}
     if plan.damage is not None and evidence.start_step == 0:
-        older.append(0)  # what a job trains from that finds no checkpoint
+        older.add(0)  # what a job trains from that finds no checkpoint
     back = states.matching_step(
-        pair.restored, reference, at, sorted({s for s in older if s < at}, reverse=True)
+        pair.restored, reference, at, sorted((s for s in older if s < at), reverse=True)
     )
     if back is not None and plan.claim is Claim.DETECTS_DAMAGE:
         pair = Pair(reference, trajectory(restore, back), back, evidence.window)

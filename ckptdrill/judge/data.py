@@ -69,10 +69,8 @@ def _nameless(pair: Pair, control: Trajectory, source: Topology, target: Topolog
 def global_rows(run: Trajectory, step: int, topology: Topology) -> Counter[str]:
     """The multiset of rows of one global step."""
     copies = topology.tp * topology.cp
-    if ("global rows", step, copies) not in run.derived:
-        run.derived["global rows", step, copies] = _once_per_copy(run.row_counts(step), copies)
-    rows: Counter[str] = run.derived["global rows", step, copies]
-    return rows
+    rows = run.row_counts(step)
+    return run.derived.once(("global rows", step, copies), lambda: _once_per_copy(rows, copies))
 
 
 def _once_per_copy(total: Counter[str], copies: int) -> Counter[str]:
@@ -187,14 +185,14 @@ def _epoch(run: Trajectory, step: int) -> int | None:
 
 def _level(pair: Pair, topology: Topology, steps: Sequence[int]) -> int:
     """How often the most frequent sample has been consumed."""
-    key = ("level", *steps, topology)
-    if key not in pair.reference.derived:
+
+    def level() -> int:
         seen: Counter[str] = Counter()
         for step in steps:
             seen.update(set(global_rows(pair.reference, step, topology)))
-        pair.reference.derived[key] = max(seen.values(), default=0)
-    level: int = pair.reference.derived[key]
-    return level
+        return max(seen.values(), default=0)
+
+    return pair.reference.derived.once(("level", *steps, topology), level)
 
 
 def _before(pair: Pair) -> list[int]:
@@ -252,4 +250,4 @@ def _numbers(
 
 
 def _refs(run: Trajectory, steps: Sequence[int]) -> tuple[str, ...]:
-    return tuple(run.batches[s][0].ref for s in steps if s in run.batches)
+    return run.record.refs(run.batches[s][0] for s in steps if s in run.batches)

@@ -50,7 +50,7 @@ def before_the_restore(evidence: Evidence) -> Verdict | None:
     if restore is None:
         why = evidence.skipped.get(plan.restore.id, "the restore launch has not run")
         return _early(evidence, Reason.NOT_RUN, why, "continue the run with --resume")
-    if not restore.facts:
+    if not restore.ranks:
         text = ending.ending(restore).text
         return _early(
             evidence,

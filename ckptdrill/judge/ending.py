@@ -55,10 +55,7 @@ class Ending:
 
 def ending(record: LaunchRecord) -> Ending:
     """The ending of a launch that has an exit record."""
-    if "ending" not in record.derived:
-        record.derived["ending"] = _ending(record)
-    found: Ending = record.derived["ending"]
-    return found
+    return record.derived.once("ending", lambda: _ending(record))
 
 
 def _ending(record: LaunchRecord) -> Ending:
@@ -78,7 +75,7 @@ def _ending(record: LaunchRecord) -> Ending:
 
 
 def _first_failure(record: LaunchRecord) -> Ending | None:
-    crashes = sorted(record.of("crashed"), key=lambda f: f.t)
+    crashes = sorted(record.of("crashed"), key=record.t)
     if not crashes:
         return None
     crash = crashes[0]
@@ -92,7 +89,7 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
             f"rank {vanished[0]} died without an exception; rank {crash.rank} then lost its "
             "connection to it",
             vanished[0],
-            (crash.ref,),
+            (record.ref(crash),),
         )
     definite = refusal is not None or _raised_by_a_load(crash)
     how = End.REFUSED if definite and crash.step == 0 else End.CRASHED
@@ -103,7 +100,7 @@ def _first_failure(record: LaunchRecord) -> Ending | None:
         how,
         f"rank {crash.rank}{call}: {cause(fact)}",
         crash.rank,
-        tuple(f.ref for f in (refusal, crash) if f),
+        record.refs(f for f in (refusal, crash) if f),
     )
 
 
@@ -129,7 +126,7 @@ def _killed(record: LaunchRecord) -> tuple[int, str] | None:
 def _vanished(record: LaunchRecord) -> list[int]:
     """The ranks that started and left no word of how they ended, the first to fall silent first."""
     ended = {f.rank for kind in ("crashed", "exited", "stopped") for f in record.of(kind)}
-    last = {f.rank: f.t for f in record.facts if f.rank not in ended}
+    last = {f.rank: record.t(f) for f in record.facts if f.rank not in ended}
     return sorted(last, key=lambda rank: last[rank])
 
 
@@ -138,15 +135,14 @@ def _refusal_behind(record: LaunchRecord, crash: Fact) -> Fact | None:
 
     A refusal that the job caught and lived on with is not what a later crash is about.
     """
-    refusals = [
-        f for f in record.of("refused") if f.data.get("during") == "load" and f.t <= crash.t
-    ]
+    loading = (f for f in record.of("refused") if f.data.get("during") == "load")
+    refusals = [f for f in loading if record.t(f) <= record.t(crash)]
     said = {(link["type"], link["message"]) for link in crash.data["error"]}
     own = [f for f in refusals if f.rank == crash.rank]
     died_of = [f for f in own if any((e["type"], e["message"]) in said for e in f.data["error"])]
     if own:
         return died_of[-1] if died_of else None
-    return min(refusals, key=lambda f: f.t, default=None)
+    return min(refusals, key=record.t, default=None)
 
 
 def cause(fact: Fact) -> str:
@@ -168,7 +164,7 @@ def _timed_out(record: LaunchRecord) -> Ending:
     loading = [
         f
         for f in record.of("load_begin")
-        if not any(g.rank == f.rank and g.t >= f.t for g in record.of("load_end"))
+        if not any(g.rank == f.rank and record.t(g) >= record.t(f) for g in record.of("load_end"))
     ]
     if loading:
         ranks = sorted({f.rank for f in loading})
@@ -176,16 +172,13 @@ def _timed_out(record: LaunchRecord) -> Ending:
             End.HUNG_IN_RESTORE,
             f"ranks {ranks} never came back from {loading[0].data['call']}",
             ranks[0],
-            tuple(f.ref for f in loading),
+            record.refs(loading),
         )
     if record.of("load_end") and not record.of("stepped"):
         return Ending(
             End.HUNG_IN_RESTORE, "the checkpoint was read, and no rank came to its first step"
         )
-    steps = {
-        rank: max((f.step for f in record.facts if f.rank == rank), default=0)
-        for rank in record.ranks
-    }
+    steps = dict(record.last_steps)
     return Ending(
         End.TIMED_OUT, f"the time limit ended it; steps completed by rank: {steps or 'none'}"
     )
@@ -198,13 +191,13 @@ def _compiling(record: LaunchRecord) -> Ending | None:
     last = {(f.rank, f.data["lock"]): f for f in record.of("extension")}
     builds = [f for f in last.values() if f.data["does"] == "builds"]
     waits = [f for f in last.values() if f.data["does"] == "waits"]
-    for fact in sorted(builds, key=lambda f: f.t):
+    for fact in sorted(builds, key=record.t):
         text = (
             f"the time limit came while rank {fact.rank} compiled the torch extension "
             f"{_extension(fact)}, which is done once"
         )
         what = f"let it be compiled before, or raise job.timeout_s; or {_PREVENTION}"
-        return Ending(End.TIMED_OUT, text, fact.rank, (fact.ref,), what)
+        return Ending(End.TIMED_OUT, text, fact.rank, (record.ref(fact),), what)
     if not waits:
         return None
     lock, name = waits[0].data["lock"], _extension(waits[0])
@@ -214,7 +207,7 @@ def _compiling(record: LaunchRecord) -> Ending | None:
         f"rank of this launch did: {lock} was left behind by a build that was killed"
     )
     what = f"remove {lock} if no other process compiles; or {_PREVENTION}"
-    return Ending(End.TIMED_OUT, text, ranks[0], tuple(f.ref for f in waits), what)
+    return Ending(End.TIMED_OUT, text, ranks[0], record.refs(waits), what)
 
 
 _PREVENTION = (
@@ -240,7 +233,7 @@ def _died(record: LaunchRecord, finished: set[int]) -> Ending:
             End.DIED,
             f"rank {codes[0].rank} exited with code {codes[0].data['code']}",
             codes[0].rank,
-            (codes[0].ref,),
+            (record.ref(codes[0]),),
         )
     if ended.get("error"):
         return Ending(End.DIED, str(ended["error"]))

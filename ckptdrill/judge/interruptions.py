@@ -21,7 +21,6 @@ from ckptdrill.judge.evidence import Evidence
 from ckptdrill.model import (
     Check,
     Claim,
-    Fact,
     Held,
     Item,
     JsonValue,
@@ -57,11 +56,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A point that was interrupted in a real launch: the fact that it fired, and what it left."""
+    """A point that was interrupted in a real launch, and what it left. `fired` refers to the fact
+    that it was, as verdicts cite it.
+    """
 
     point: Mapping[str, Any]
     launch_id: str
-    fired: Fact | None
+    fired: str | None
     left: Mapping[str, Sequence[JsonValue]] | None
     why_not: str = ""
 
@@ -184,7 +185,7 @@ def _check(rows: Sequence[Mapping[str, Any]], found: Interruptions) -> Check:
         + ", ".join(f"{counts[kept]} {kept.value}" for kept in Kept if counts[kept]),
         subjects=tuple(row["id"] for row in broken[:8]),
         details=tuple(_sentence(row) for row in _distinct(broken or unknown)),
-        facts=tuple(each.fired.ref for each in found.confirmed if each.fired is not None),
+        facts=tuple(each.fired for each in found.confirmed if each.fired is not None),
         numbers={
             "counts": {kept.value: counts[kept] for kept in Kept},
             "points": _table(rows, found),

@@ -41,9 +41,13 @@ _RANDOM = re.compile(r"rng|random|generator|seed", re.IGNORECASE)
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """The leaves of one save (or load), over all ranks and all calls of that step."""
+    """The leaves of one save, over all ranks and all calls of that step.
+
+    `prefixes` keep apart what different calls save under equal keys: one for each of the facts.
+    """
 
     facts: tuple[Fact, ...]
+    prefixes: tuple[str, ...]
 
     @cached_property
     def leaves(self) -> Mapping[str, tuple[JsonValue, ...]]:
@@ -104,50 +108,45 @@ class Saved:
     @cached_property
     def _by_prefix(self) -> Mapping[str, list[Fact]]:
         found: dict[str, list[Fact]] = {}
-        for fact in self.facts:
-            prefix = "" if fact.data["call"] in ("save", "async_save", "load") else _file(fact)
+        for fact, prefix in zip(self.facts, self.prefixes, strict=True):
             found.setdefault(prefix, []).append(fact)
         return found
 
 
 def saved_at(run: Trajectory, step: int) -> Saved:
     """What the run saved when it had completed `step`."""
-    if ("saved", step) not in run.derived:
-        run.derived["saved", step] = Saved(
-            tuple(
-                f
-                for f in run.record.of("inventory")
-                if f.data["at"] == "save" and f.step + run.offset == step
-            )
-        )
-    saved: Saved = run.derived["saved", step]
-    return saved
+
+    def saves() -> tuple[Fact, ...]:
+        facts = run.record.of("inventory")
+        return tuple(f for f in facts if f.data["at"] == "save" and f.step + run.offset == step)
+
+    def saved() -> Saved:
+        facts = run.common.once(("saves", step), saves)
+        files = tuple("" if f.data["call"] in _SHARED else _file(run, f) for f in facts)
+        return run.common.once(("saved", step, files), lambda: Saved(facts, files))
+
+    return run.derived.once(("saved", step), saved)
 
 
 def lost_leaves(run: Trajectory, step: int) -> str | None:
     """The first save call of `step` whose leaves were not recorded, in words."""
-    if ("lost leaves", step) not in run.derived:
-        run.derived["lost leaves", step] = _lost_leaves(run, step)
-    lost: str | None = run.derived["lost leaves", step]
-    return lost
+    return run.derived.once(("lost leaves", step), lambda: _lost_leaves(run, step))
 
 
 def _lost_leaves(run: Trajectory, step: int) -> str | None:
-    calls = [f for f in run.record.of("save_begin") if f.step + run.offset == step]
-    recorded = {(f.rank, f.data.get("path")) for f in saved_at(run, step).facts}
-    for call in calls:
-        if (call.rank, call.data.get("path")) not in recorded:
-            return f"rank {call.rank} of {run.record.launch_id} saved at step {step} unrecorded"
+    record = run.record
+    recorded = {(f.rank, record.path(f)) for f in saved_at(run, step).facts}
+    for call in record.of("save_begin"):
+        begun = call.step + run.offset == step
+        if begun and (call.rank, record.path(call)) not in recorded:
+            return f"rank {call.rank} of {record.launch_id} saved at step {step} unrecorded"
     return None
 
 
 def saved_steps(run: Trajectory) -> tuple[int, ...]:
     """Completed steps at which the run saved anything."""
-    if "saved steps" not in run.derived:
-        saves = (f for f in run.record.of("inventory") if f.data["at"] == "save")
-        run.derived["saved steps"] = tuple(sorted({f.step + run.offset for f in saves}))
-    steps: tuple[int, ...] = run.derived["saved steps"]
-    return steps
+    steps = (f.step + run.offset for f in run.record.of("inventory") if f.data["at"] == "save")
+    return run.common.once("saved steps", lambda: tuple(sorted(set(steps))))
 
 
 def next_save(
@@ -170,16 +169,17 @@ def next_save(
     if lost:
         return Check(Item.INVENTORY, Held.NOT_OBSERVED, lost)
     reference, restored = saved_at(pair.reference, step), saved_at(pair.restored, step)
-    refs = tuple(f.ref for f in (*reference.facts, *restored.facts))
+    refs = pair.reference.record.refs(reference.facts) + pair.restored.record.refs(restored.facts)
     others = [saved_at(run, step) for run in repeats if not lost_leaves(run, step)]
     whole = control is not None and not lost_leaves(control, step)
     beside = saved_at(control, step) if control and whole else None
     ignored = [_BOOKKEEPING]
     ignored += [] if random_continues else [_RANDOM]
     ignored += [_DATA] if data_holds else []  # what the loader does counts, not how it says it
-    comparison = _Comparison(reference, restored, others, beside, safety, tuple(ignored))
+    asked = _Comparison(reference, restored, tuple(others), beside, safety, tuple(ignored))
+    comparison = _the_same(asked)
     told = [*collapsed(pair), *probed(pair)]
-    found = [(key, text) for key in comparison.suspects if (text := comparison.problem(key))]
+    found = comparison.problems
     of_state = _of_state(pair.reference, step) if found else frozenset()
     # Weights and moments that differ by now follow from what went before: other leaves tell more.
     follow = [text for key, text in found if _content(reference, key) in of_state]
@@ -210,16 +210,14 @@ def next_save(
 
 def _of_state(run: Trajectory, step: int) -> frozenset[object]:
     """What the weights, buffers and moments of a step are, whatever their names."""
-    if ("of state", step) not in run.derived:
-        facts = run.sample("state", step, "save") or run.sample("state", step)
-        run.derived["of state", step] = frozenset(
-            logical.content
-            for part in ("weights", "buffers", "optimizer")
-            for logical in combine(facts, part).values()
-            if logical.dtype != "value"
-        )
-    found: frozenset[object] = run.derived["of state", step]
-    return found
+    facts = run.sample("state", step, "save") or run.sample("state", step)
+    contents = (
+        logical.content
+        for part in ("weights", "buffers", "optimizer")
+        for logical in combine(facts, part).values()
+        if logical.dtype != "value"
+    )
+    return run.common.once(("of state", step), lambda: frozenset(contents))
 
 
 def _content(saved: Saved, key: str) -> object:
@@ -235,6 +233,10 @@ def collapsed(pair: Pair) -> tuple[str, ...]:
     torch.distributed.checkpoint keeps one copy of a key; torch.save writes a file per rank and
     call.
     """
+    return pair.common.once("collapsed", lambda: _collapsed(pair))
+
+
+def _collapsed(pair: Pair) -> tuple[str, ...]:
     saves = [
         f for f in saved_at(pair.reference, pair.restore_step).facts if f.data["call"] in _SHARED
     ]
@@ -343,7 +345,7 @@ def _no_common_save(pair: Pair, reference: Sequence[int], restored: Sequence[int
 class _Comparison:
     reference: Saved
     restored: Saved
-    repeats: Sequence[Saved]
+    repeats: tuple[Saved, ...]
     control: Saved | None
     safety: float
     ignored: tuple[re.Pattern[str], ...]
@@ -356,7 +358,7 @@ class _Comparison:
         keys = set(self.reference.keys)
         if self.control is not None and self.control.keys:
             keys &= set(self.control.keys)
-        asked = (self.reference, tuple(self.repeats), self.ignored)
+        asked = (self.reference, self.repeats, self.ignored)
         of_the_reference = _in_question(*asked)
         return {
             key
@@ -378,6 +380,11 @@ class _Comparison:
             for key in self.keys
             if key not in wanted or key not in found or wanted[key].content != found[key].content
         )
+
+    @cached_property
+    def problems(self) -> Sequence[tuple[str, str]]:
+        """The keys of which something is wrong, each with what it is."""
+        return [(key, text) for key in self.suspects if (text := self.problem(key))]
 
     def problem(self, key: str) -> str | None:
         """What is wrong with a leaf, in words that begin with its key; None when it is right."""
@@ -408,6 +415,12 @@ class _Comparison:
             return False  # the source repeats this leaf bit by bit, so must a restore beside it
         distance = _distance(wanted, found)
         return math.isfinite(distance) and distance <= max(self.safety * band, FLOOR)
+
+
+@lru_cache(maxsize=16)
+def _the_same(comparison: _Comparison) -> _Comparison:
+    """The one that was asked for before, with what it has found: saves that are equal are one."""
+    return comparison
 
 
 @lru_cache(maxsize=16)
@@ -497,7 +510,7 @@ def _is_tensor(value: JsonValue) -> bool:
     return isinstance(value, dict) and "entry" in value
 
 
-def _file(fact: Fact) -> str:
+def _file(run: Trajectory, fact: Fact) -> str:
     """torch.save writes one file a call: its name, without the step, keeps equal keys apart."""
-    name = str(fact.data.get("path", "")).rsplit("/", 1)[-1]
+    name = (run.record.path(fact) or "").rsplit("/", 1)[-1]
     return re.sub(r"\d+", "N", name) + ":" if name else ""

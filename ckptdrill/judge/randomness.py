@@ -23,9 +23,9 @@ def random_state(pair: Pair, policy: Policy, *, same_world_size: bool) -> Check:
         _digests(pair.restored, pair.restore_step),
     )
     refs = tuple(
-        f.ref
+        ref
         for run in (pair.reference, pair.restored)
-        for f in run.sample("rng", pair.restore_step)
+        for ref in run.record.refs(run.sample("rng", pair.restore_step))
     )
     if declared is None:
         return Check(
@@ -139,10 +139,7 @@ def _went_along(
 
 def _drawn(run: Trajectory, step: int) -> set[str]:
     """Kinds whose state moved on some rank between the restored step and a later sample."""
-    if ("drawn", step) not in run.derived:
-        run.derived["drawn", step] = _moved(run, step)
-    drawn: set[str] = run.derived["drawn", step]
-    return drawn
+    return run.common.once(("drawn", step), lambda: _moved(run, step))
 
 
 def _moved(run: Trajectory, step: int) -> set[str]:

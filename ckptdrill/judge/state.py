@@ -11,15 +11,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from ckptdrill.columns import Part
 from ckptdrill.judge.logical import Logical, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.model import Check, Fact, Held, Item, JsonValue
+from ckptdrill.model import Check, Derived, Fact, Held, Item, JsonValue
 
 # How the observer names the state of other optimizers than the first (observer/state.py).
 _NUMBERED = re.compile(r"optimizer(\d+):(.+)", re.DOTALL)
@@ -33,6 +32,8 @@ class Sampled:
     source: tuple[Fact, ...]
     target: tuple[Fact, ...]
     lost: str | None = None  # a rank without a sample: what it held is unknown, not different
+    refs: tuple[str, ...] = ()  # the facts compared, as a verdict cites them
+    derived: Derived = field(default_factory=Derived)  # what follows from source and target
 
     @property
     def missing(self) -> str | None:
@@ -43,18 +44,16 @@ class Sampled:
             return "the restored run's state before its first step was not recorded"
         return self.lost
 
-    @cached_property
+    @property
     def on_other_stages(self) -> bool:
         """Whether parameters have moved between ranks, as they do with the pipeline degree."""
+        return self.derived.once("on other stages", self._on_other_stages)
+
+    def _on_other_stages(self) -> bool:
         source, target = (
             {_names(fact.data["weights"]) for fact in facts} for facts in (self.source, self.target)
         )
         return source != target and max(len(source), len(target)) > 1
-
-    @cached_property
-    def refs(self) -> tuple[str, ...]:
-        """The facts compared."""
-        return tuple(f.ref for f in (*self.source, *self.target))
 
 
 def sampled(pair: Pair) -> Sampled:
@@ -66,7 +65,8 @@ def sampled(pair: Pair) -> Sampled:
         for run, facts in zip(runs, (source, target), strict=True)
         for rank in run.silent(facts)[:1]
     ]
-    return Sampled(source, target, lost[0] if lost else None)
+    refs = pair.reference.record.refs(source) + pair.restored.record.refs(target)
+    return Sampled(source, target, lost[0] if lost else None, refs, pair.common)
 
 
 def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -74,10 +74,8 @@ def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
 
     An optimizer that was replaced by another may still be alive, because a scheduler holds it.
     """
-    if "stepping" not in run.derived:
-        optimizers = {f.data["optimizer"] for f in run.record.of("stepped")}
-        run.derived["stepping"] = sorted(optimizers)
-    stepping: list[int] = run.derived["stepping"]
+    optimizers = (f.data["optimizer"] for f in run.record.of("stepped"))
+    stepping = run.common.once("stepping", lambda: sorted(set(optimizers)))
     known = range(max((len(f.data["groups"]) for f in facts), default=0))
     if not stepping or list(known) == stepping or not set(stepping) <= set(known):
         return facts
@@ -142,21 +140,22 @@ def moments(state: Sampled) -> Check:
     if not source and not target:
         return Check(Item.MOMENTS, Held.HELD, "the optimizer keeps no state", facts=state.refs)
     lost = sorted(set(source) - set(target))
-    problems = _key_problems(source, target) + _value_problems(source, target)
-    problems += _missing_on_a_rank(state)
-    check = _row(
-        Item.MOMENTS,
-        problems,
-        f"{len(source)} entries equal, by parameter name",
-        state.refs,
-        _incomplete(source, target),
-    )
+    problems, unknown = state.derived.once("moments", lambda: _moment_problems(state))
+    held = f"{len(source)} entries equal, by parameter name"
+    check = _row(Item.MOMENTS, problems, held, state.refs, unknown)
     kept = [name for name in source if is_master(name)]
     if lost and len(lost) == len(source) - len(kept):
         beside = " but the master weights" if kept else ""
         summary = f"all {len(lost)} entries of the source{beside} are missing: a fresh optimizer"
         return replace(check, summary=summary)
     return check
+
+
+def _moment_problems(state: Sampled) -> tuple[list[str], list[str]]:
+    """What differs, and what is not wholly recorded."""
+    source, target = combine(state.source, "optimizer"), combine(state.target, "optimizer")
+    problems = _key_problems(source, target) + _value_problems(source, target)
+    return problems + _missing_on_a_rank(state), _incomplete(source, target)
 
 
 def is_master(name: str) -> bool:
@@ -202,7 +201,8 @@ def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
     problems: list[str] = [*frozen]
-    pairs = _whole_groups(state) if state.on_other_stages else _by_rank(state, "groups")
+    by_rank = _whole_groups if state.on_other_stages else _groups_by_rank
+    pairs = state.derived.once("groups", lambda: by_rank(state))
     for rank, before, after in pairs:
         source, target = _groups(before), _groups(after)
         if not source:
@@ -236,12 +236,13 @@ def freezing(pair: Pair) -> list[str]:
 
 def _frozen(run: Trajectory, step: int) -> frozenset[str] | None:
     """The parameters that are frozen on any rank; None where that was not recorded."""
-    if ("frozen", step) not in run.derived:
-        kinds = run.sample("roots", step)
-        names = frozenset(name for fact in kinds for name in fact.data.get("frozen", ()))
-        run.derived["frozen", step] = names if kinds else None
-    found: frozenset[str] | None = run.derived["frozen", step]
-    return found
+
+    def frozen() -> frozenset[str] | None:
+        roots = run.sample("roots", step)
+        names = frozenset(name for fact in roots for name in fact.data.get("frozen", ()))
+        return names if roots else None
+
+    return run.common.once(("frozen", step), frozen)
 
 
 def _named(run: Trajectory, step: int) -> set[str]:
@@ -397,6 +398,10 @@ def _by_rank(state: Sampled, part: str) -> list[tuple[int, JsonValue, JsonValue]
     return pairs
 
 
+def _groups_by_rank(state: Sampled) -> list[tuple[int, JsonValue, JsonValue]]:
+    return _by_rank(state, "groups")
+
+
 def _names(part: Mapping[str, JsonValue]) -> frozenset[str]:
     return part.layout.names if isinstance(part, Part) else frozenset(part)
 
@@ -419,11 +424,15 @@ def _united(optimizer: Sequence[JsonValue]) -> list[dict[str, JsonValue]]:
 
 
 def _differences_by_rank(state: Sampled, part: str, name: str) -> list[str]:
-    return [
-        f"{line}{_on(rank)}"
-        for rank, source, target in _by_rank(state, part)
-        for line in differences(name, source, target)
-    ]
+
+    def lines() -> list[str]:
+        return [
+            f"{line}{_on(rank)}"
+            for rank, source, target in _by_rank(state, part)
+            for line in differences(name, source, target)
+        ]
+
+    return state.derived.once(("differences", part), lines)
 
 
 def _on(rank: int) -> str:

@@ -66,7 +66,7 @@ class _Case:
     @property
     def last_step(self) -> int:
         """The last step that the stalled run completed on every rank."""
-        reached = {r: max(f.step for f in self.stalled.facts if f.rank == r) for r in self.ranks}
+        reached = self.stalled.last_steps
         return self.evidence.start_step + min(reached.values(), default=0)
 
     @property
@@ -100,7 +100,7 @@ def judge(evidence: Evidence) -> Verdict:
     return replace(
         found,
         checks=(*checks, _row(case)),
-        facts=found.facts or tuple(fact.ref for fact in case.fired[:3]),
+        facts=found.facts or case.stalled.refs(case.fired[:3]),
         numbers={**(shown.verdict.numbers if shown else {}), "storage": _numbers(case)},
     )
 
@@ -307,14 +307,16 @@ def _looked_at(case: _Case) -> Callable[[int], bool]:
 
 def _begun(record: LaunchRecord) -> list[Fact]:
     """Saves to storage that have begun; one that names no path went to memory."""
-    return [f for f in record.of("save_begin") if f.data.get("path")]
+    return [f for f in record.of("save_begin") if record.path(f)]
 
 
 def _has_ended(record: LaunchRecord, begun: Fact) -> bool:
     """A call has returned or raised; one in the background has been carried out or has failed."""
     done = "uploaded" if begun.data["call"] == "async_save" else "save_end"
     return any(
-        f.rank == begun.rank and f.t >= begun.t and f.data.get("path") == begun.data["path"]
+        f.rank == begun.rank
+        and record.t(f) >= record.t(begun)
+        and record.path(f) == record.path(begun)
         for kind in (done, "refused")
         for f in record.of(kind)
     )
@@ -324,12 +326,11 @@ def _believed_saved(case: _Case, step: int) -> bool:
     """Every call that saved `step` returned, and no rank was told of a failure."""
     local = step - case.evidence.start_step
     begun = [f for f in _begun(case.stalled) if f.step == local]
-    paths = {f.data["path"] for f in begun}
-    told = [f for f in case.stalled.of("refused") if f.data.get("path") in paths]
+    path = case.stalled.path
+    paths = {path(f) for f in begun}
+    told = [f for f in case.stalled.of("refused") if path(f) in paths]
     told += [
-        f
-        for f in case.stalled.of("uploaded")
-        if f.data["path"] in paths and f.data["error"] is not None
+        f for f in case.stalled.of("uploaded") if path(f) in paths and f.data["error"] is not None
     ]
     return bool(begun) and not told and all(_has_ended(case.stalled, f) for f in begun)
 
@@ -353,7 +354,7 @@ def _most_memory(undisturbed_bytes: int) -> float:
 
 
 def _longest_save_s(record: LaunchRecord) -> float:
-    return max((float(f.data["took_s"]) for f in record.of("save_end")), default=0.0)
+    return max(map(record.took_s, record.of("save_end")), default=0.0)
 
 
 def _met(case: _Case) -> str:
@@ -383,8 +384,8 @@ def _row(case: _Case) -> Check:
         Held.HELD,
         _met(case),
         details=(f"{took}{_longest_save_s(case.twin):.2f} s", *measures, *restores),
-        facts=tuple(
-            f.ref for f in (*case.fired[:3], *case.stalled.of("fault_told")[:1], *_ends(case))
+        facts=case.stalled.refs(
+            (*case.fired[:3], *case.stalled.of("fault_told")[:1], *_ends(case))
         ),
     )
 

@@ -39,7 +39,7 @@ def configuration(
     if unseen:
         return Check(Item.CONFIGURATION, Held.NOT_OBSERVED, unseen)
     source, target = pair.reference.record.of("started"), pair.restored.record.of("started")
-    refs: tuple[str, ...] = (source[0].ref, target[0].ref)
+    refs = pair.reference.record.refs(source[:1]) + pair.restored.record.refs(target[:1])
     problems = []
     if source[0].data["program_sha256"] != target[0].data["program_sha256"]:
         problems.append("program: the script changed between the source run and the restore")
@@ -57,14 +57,11 @@ def configuration(
     if not same_environment:
         skew = versions.skew(pair.reference.record, pair.restored.record)
         summary = f"same program; {skew.text}"
-        refs += tuple(f.ref for r in (pair.reference, pair.restored) for f in _imported(r))
+        for run in (pair.reference, pair.restored):
+            refs += run.record.refs(run.record.of("imported")[:1])
     return Check(
         Item.CONFIGURATION, Held.HELD, summary, tuple(resume_only), (*approved, *told), refs
     )
-
-
-def _imported(run: Trajectory) -> tuple[Fact, ...]:
-    return run.record.of("imported")[:1]
 
 
 def topology(pair: Pair, plan: Plan) -> Check:
@@ -73,7 +70,7 @@ def topology(pair: Pair, plan: Plan) -> Check:
     if unseen:
         return Check(Item.TOPOLOGY, Held.NOT_OBSERVED, unseen)
     source, target = pair.reference.record.of("started"), pair.restored.record.of("started")
-    refs = tuple(f.ref for f in (*source[:1], *target[:1]))
+    refs = pair.reference.record.refs(source[:1]) + pair.restored.record.refs(target[:1])
     wanted = (plan.source.topology.world_size, plan.restore.topology.world_size)
     found = (_world_size(source), _world_size(target))
     if found != wanted:
@@ -85,9 +82,9 @@ def topology(pair: Pair, plan: Plan) -> Check:
             (),
             refs,
         )
-    ended = pair.restored.record.of("load_end")
-    # What was loaded from memory came there by another call.
-    loads = sorted({f.data["call"] for f in ended if f.data.get("path", "unknown")})
+    record = pair.restored.record
+    # What was loaded from memory, which is told by an empty path, came there by another call.
+    loads = sorted({f.data["call"] for f in record.of("load_end") if record.path(f) != ""})
     how = ", ".join(loads) if loads else "no load call that the observer knows"
     mechanism = _mechanism(pair, plan)
     summary = f"{plan.source.topology.short} -> {plan.restore.topology.short} by {how}"
@@ -219,7 +216,7 @@ def _problems(record: Mapping[str, JsonValue]) -> Sequence[Mapping[str, JsonValu
 def observer_failures(records: Sequence[LaunchRecord]) -> tuple[str, ...]:
     """What the observer itself could not do; evidence around it is incomplete."""
     return tuple(
-        f"{f.data['where']}: {f.data['error'][0]['message']} ({f.ref})"
+        f"{f.data['where']}: {f.data['error'][0]['message']} ({record.ref(f)})"
         for record in records
         for f in record.of("observer_failed")
     )

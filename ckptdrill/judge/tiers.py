@@ -259,6 +259,8 @@ def _recovery(case: _Case, found: Continued, launch: Launch | None) -> Mapping[s
 def _first_times(record: LaunchRecord | None, kind: str) -> Mapping[int, float]:
     """Rank -> unix time of its first fact of a kind."""
     found: dict[int, float] = {}
-    for fact in record.of(kind) if record else ():
-        found.setdefault(fact.rank, fact.t)
+    if record is None:
+        return found
+    for fact in record.of(kind):
+        found.setdefault(fact.rank, record.t(fact))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ckptdrill.model import Fact, JsonValue, LaunchRecord
 
@@ -28,44 +29,54 @@ def phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
     (they are the drill's, no job pays them), `initialize` the rest from the start of the process to
     its first batch. `merged` are the phases that one call does together; all of them are in `read`.
     """
-    started, batches = (_first_of_ranks(record.of(kind)) for kind in ("started", "batch"))
-    loads = _of_ranks(record.of("load_end"))
-    sampled = _of_ranks(fact for fact in record.of("state") if fact.step == 0)
-    ranks = [
-        _of_rank(began, batches[rank], loads.get(rank, ()), sampled.get(rank, ()))
-        for rank, began in started.items()
-        if rank in batches
-    ]
+    began = {fact.rank: fact for fact in reversed(record.of("started"))}
+    by_rank = record.common.derived.once("until the first batch", lambda: _until_batch(record))
+    ranks = [_of_rank(record, began[rank], by_rank[rank]) for rank in by_rank if rank in began]
     if not ranks:
         return {}
     slowest = max(ranks, key=lambda found: sum(found.values()))
     return {**slowest, "merged": _merged(record.of("load_end"))}
 
 
-def _first_of_ranks(facts: Sequence[Fact]) -> Mapping[int, Fact]:
-    return {fact.rank: fact for fact in reversed(facts)}
+class _UntilBatch(NamedTuple):
+    """A rank's first batch, the loads that ended, and the states that were sampled before a step:
+    those as the process made them, and the others.
+    """
+
+    batch: Fact
+    loads: Sequence[Fact]
+    made: Sequence[Fact]
+    restored: Sequence[Fact]
+
+
+def _until_batch(record: LaunchRecord) -> Mapping[int, _UntilBatch]:
+    """By rank, for the ranks that came to a batch."""
+    loads = _of_ranks(record.of("load_end"))
+    sampled = _of_ranks(fact for fact in record.of("state") if fact.step == 0)
+    found = {}
+    for rank, batches in _of_ranks(record.of("batch")).items():
+        states = sampled.get(rank, ())
+        made = [fact for fact in states if fact.data.get("at") == "made"]
+        restored = [fact for fact in states if fact.data.get("at") != "made"]
+        found[rank] = _UntilBatch(batches[0], loads.get(rank, ()), made, restored)
+    return found
 
 
 def _of_ranks(facts: Iterable[Fact]) -> Mapping[int, Sequence[Fact]]:
-    """Facts of one kind, which stand rank by rank, by their rank."""
+    """Facts that stand rank by rank, by their rank."""
     return {rank: tuple(found) for rank, found in itertools.groupby(facts, lambda f: f.rank)}
 
 
-def _of_rank(
-    started: Fact, batch: Fact, loads: Sequence[Fact], sampled: Sequence[Fact]
-) -> dict[str, float]:
-    load_s = _took_s(f for f in loads if f.t <= batch.t)
-    validate_s = _took_s(f for f in sampled if f.data.get("at") != "made")
-    idle_s = load_s + _took_s(sampled)
+def _of_rank(record: LaunchRecord, started: Fact, until: _UntilBatch) -> dict[str, float]:
+    began, ended = record.t(started), record.t(until.batch)
+    load_s = sum((record.took_s(fact) for fact in until.loads if record.t(fact) <= ended), 0.0)
+    validate_s = sum(map(record.took_s, until.restored), 0.0)
+    idle_s = sum(map(record.took_s, until.made), load_s + validate_s)
     return {
         "read": round(load_s, 6),
-        "initialize": round(max(batch.t - started.t - idle_s, 0.0), 6),
+        "initialize": round(max(ended - began - idle_s, 0.0), 6),
         "validate": round(validate_s, 6),
     }
-
-
-def _took_s(facts: Iterable[Fact]) -> float:
-    return sum((float(fact.data.get("took_s", 0.0)) for fact in facts), 0.0)
 
 
 def _merged(loads: tuple[Fact, ...]) -> list[JsonValue]:
@@ -81,27 +92,24 @@ def step_s(record: LaunchRecord | None) -> float | None:
     """
     if record is None:
         return None
-    if "step_s" not in record.derived:
-        record.derived["step_s"] = _step_s(record)
-    median: float | None = record.derived["step_s"]
-    return median
+    return record.derived.once("step_s", lambda: _step_s(record))
 
 
 def _step_s(record: LaunchRecord) -> float | None:
     medians = [
         statistics.median(found)
-        for facts in record.by_rank.values()
-        if (found := list(_plain_steps(facts)))
+        for facts in _of_ranks(record.facts).values()
+        if (found := list(_plain_steps(record, facts)))
     ]
     return round(max(medians), 6) if medians else None
 
 
-def _plain_steps(facts: Iterable[Fact]) -> Iterator[float]:
+def _plain_steps(record: LaunchRecord, facts: Iterable[Fact]) -> Iterator[float]:
     last: Fact | None = None
     for fact in facts:
         if fact.kind == "stepped":
             if last is not None and fact.step == last.step + 1:
-                yield fact.t - last.t
+                yield record.t(fact) - record.t(last)
             last = fact
         elif fact.kind not in _PLAIN_LOOP:
             last = None
@@ -114,12 +122,16 @@ def save(record: LaunchRecord, step: int | None, start_step: int) -> Mapping[str
     rank; and `ended_s`, the time (seconds since 1970) when the last rank came back from it. An
     asynchronous call comes back when it has staged.
     """
+    return record.derived.once(("save", step), lambda: _save(record, step, start_step))
+
+
+def _save(record: LaunchRecord, step: int | None, start_step: int) -> Mapping[str, JsonValue]:
     ends = [fact for fact in record.of("save_end") if fact.step == step]
     if not ends or step is None:
         return {}
     return {
         "step": start_step + step,
         "call": str(ends[-1].data.get("call")),
-        "duration_s": max(_took_s([fact]) for fact in ends),
-        "ended_s": max(fact.t for fact in ends),
+        "duration_s": max(map(record.took_s, ends)),
+        "ended_s": max(map(record.t, ends)),
     }

@@ -15,10 +15,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, partial
 
-from ckptdrill.model import Fact, JsonValue, LaunchRecord
+from ckptdrill.model import COMMON_KINDS, Derived, Fact, JsonValue, LaunchRecord
 
 _TEMPORARY = r"(?:[._~]|te?mp[._-]?)*"
 _RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
@@ -32,14 +31,21 @@ class Trajectory:
     offset: int
 
     @cached_property
-    def derived(self) -> dict[object, Any]:
+    def derived(self) -> Derived:
         """What was worked out along these steps: a source is asked the same by all its cells."""
-        return {}
+        return Derived()
+
+    @cached_property
+    def common(self) -> Derived:
+        """The same, where it follows from the facts of `COMMON_KINDS` alone: launches that recorded
+        the same have it together.
+        """
+        return self.record.common.derived.once(("from step", self.offset), Derived)
 
     @cached_property
     def stepped(self) -> Mapping[int, tuple[Fact, ...]]:
         """Completed step -> the `stepped` facts of all ranks and optimizers that ended it."""
-        return _by_step(self.record.of("stepped"), self.offset)
+        return self._of_step("stepped")
 
     @cached_property
     def batches(self) -> Mapping[int, tuple[Fact, ...]]:
@@ -47,21 +53,20 @@ class Trajectory:
         belongs to n+1.
         """
         named = self.record.of("samples")  # the job's own identifiers, where it told them
-        return _by_step(named or self.record.of("batch"), self.offset + 1)
+        if named:
+            return _by_step(named, self.offset + 1)
+        return {step + 1: facts for step, facts in self._of_step("batch").items()}
 
-    @cached_property
+    @property
     def last_step(self) -> int:
         """The last step that every rank completed: every fact says how far its rank had come."""
-        ranks = self.record.by_rank.values()
-        return self.offset + min((max(map(_STEP, facts)) for facts in ranks), default=0)
+        return self.offset + min(self.record.last_steps.values(), default=0)
 
     def lost(self, facts: Mapping[int, tuple[Fact, ...]], steps: Iterable[int]) -> str | None:
         """The first rank that left nothing in `facts` for one of `steps`, in words."""
         for step in steps:
             key = ("silent", id(facts), step)  # `facts` is of this trajectory and lives as long
-            if key not in self.derived:
-                self.derived[key] = self.silent(facts.get(step, ()))
-            silent = self.derived[key]
+            silent = self.derived.once(key, partial(self.silent, facts.get(step, ())))
             if silent:
                 return f"rank {silent[0]} of {self.record.launch_id} lacks facts of step {step}"
         return None
@@ -72,39 +77,39 @@ class Trajectory:
 
     def sample(self, kind: str, step: int, moment: str = "forward") -> tuple[Fact, ...]:
         """The `state`, `rng` or `roots` facts at one completed step; the last one of each rank."""
-        key = ("sample", kind, step, moment)
-        if key not in self.derived:
+
+        def chosen() -> tuple[Fact, ...]:
             there = self._of_step(kind).get(step, ())
-            chosen = {fact.rank: fact for fact in there if _moment(fact) in (moment, None)}
-            self.derived[key] = tuple(chosen[rank] for rank in sorted(chosen))
-        found: tuple[Fact, ...] = self.derived[key]
-        return found
+            last = {fact.rank: fact for fact in there if _moment(fact) in (moment, None)}
+            return tuple(last[rank] for rank in sorted(last))
+
+        return self.for_kind(kind).once(("sample", kind, step, moment), chosen)
+
+    def for_kind(self, kind: str) -> Derived:
+        """Where to keep what follows from the facts of one kind."""
+        return self.common if kind in COMMON_KINDS else self.derived
 
     def _of_step(self, kind: str) -> Mapping[int, tuple[Fact, ...]]:
         """Completed step -> the facts of a kind, in file order within a rank."""
-        if ("kind", kind) not in self.derived:
-            self.derived["kind", kind] = _by_step(self.record.of(kind), self.offset)
-        found: Mapping[int, tuple[Fact, ...]] = self.derived["kind", kind]
-        return found
-
-    @cached_property
-    def _sampled_steps(self) -> tuple[int, ...]:
-        steps = {f.step + self.offset for f in self.record.of("state") if _moment(f) == "forward"}
-        return tuple(sorted(steps))
+        facts = self.record.of(kind)
+        return self.for_kind(kind).once(("kind", kind), lambda: _by_step(facts, self.offset))
 
     def sampled_steps(self) -> tuple[int, ...]:
         """The completed steps at which the state was sampled at the first forward."""
-        return self._sampled_steps
+        states = self.record.of("state")
+        steps = (f.step + self.offset for f in states if _moment(f) == "forward")
+        return self.common.once("sampled steps", lambda: tuple(sorted(set(steps))))
 
     def learning_rates(self, step: int) -> Mapping[int, tuple[JsonValue, ...]]:
         """Rank -> the LR of every group of every optimizer in the step that completed `step`."""
-        if ("lr", step) not in self.derived:
-            rates: dict[int, tuple[JsonValue, ...]] = {}
+
+        def rates() -> Mapping[int, tuple[JsonValue, ...]]:
+            found: dict[int, tuple[JsonValue, ...]] = {}
             for fact in self.stepped.get(step, ()):
-                rates[fact.rank] = (*rates.get(fact.rank, ()), *fact.data["lr"])
-            self.derived["lr", step] = rates
-        found: Mapping[int, tuple[JsonValue, ...]] = self.derived["lr", step]
-        return found
+                found[fact.rank] = (*found.get(fact.rank, ()), *fact.data["lr"])
+            return found
+
+        return self.common.once(("lr", step), rates)
 
     def loss(self, step: int) -> float | None:
         """Mean over ranks of the sum over micro-batches: what the update of this step followed.
@@ -113,12 +118,13 @@ class Trajectory:
         averaged because data parallelism averages gradients. Ranks without a loss (the early stages
         of a pipeline) do not count.
         """
-        if ("loss", step) not in self.derived:
+
+        def mean() -> float | None:
             facts = self.stepped.get(step, ())
             sums = [sum(_numbers(f.data["losses"])) for f in facts if f.data["losses"]]
-            self.derived["loss", step] = sum(sums) / len(sums) if sums else None
-        mean: float | None = self.derived["loss", step]
-        return mean
+            return sum(sums) / len(sums) if sums else None
+
+        return self.common.once(("loss", step), mean)
 
     def rows(self, step: int) -> Mapping[int, tuple[str, ...]]:
         """Rank -> the row hashes it consumed in the step that leads to `step`."""
@@ -129,15 +135,13 @@ class Trajectory:
 
     def row_counts(self, step: int) -> Counter[str]:
         """How often each row was consumed by all ranks in the step that leads to `step`."""
-        if ("rows", step) not in self.derived:
-            rows = (fact.data["rows"] for fact in self.batches.get(step, ()))
-            self.derived["rows", step] = Counter(itertools.chain.from_iterable(rows))
-        counts: Counter[str] = self.derived["rows", step]
-        return counts
+        rows = (fact.data["rows"] for fact in self.batches.get(step, ()))
+        of_batches = self.for_kind("samples" if self.record.of("samples") else "batch")
+        return of_batches.once(("rows", step), lambda: Counter(itertools.chain.from_iterable(rows)))
 
     def refs(self, steps: Iterable[int]) -> tuple[str, ...]:
         """References to the first rank's `stepped` facts of `steps`."""
-        return tuple(self.stepped[s][0].ref for s in steps if s in self.stepped)
+        return self.record.refs(self.stepped[s][0] for s in steps if s in self.stepped)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,15 @@ class Pair:
     restored: Trajectory
     restore_step: int
     window: int
+
+    @cached_property
+    def common(self) -> Derived:
+        """What follows from the common facts of both runs alone: cells of which both runs recorded
+        the same have it together.
+        """
+        runs = (self.reference, self.restored)
+        ran = tuple((run.record.common, run.offset) for run in runs)
+        return _side_by_side(*ran, self.restore_step, self.window)
 
     @cached_property
     def compared(self) -> tuple[int, ...]:
@@ -179,11 +192,16 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
     """
     if not checkpoint_suffix:
         return None
-    key = ("saved at", checkpoint_suffix)
-    if key not in record.derived:
-        record.derived[key] = max(local_steps_of_save(record, checkpoint_suffix), default=None)
-    step: int | None = record.derived[key]
-    return step
+    return record.derived.once(
+        ("saved at", checkpoint_suffix),
+        lambda: max(local_steps_of_save(record, checkpoint_suffix), default=None),
+    )
+
+
+def begun_saves(record: LaunchRecord) -> frozenset[int]:
+    """The steps that had been completed in this process when a save began."""
+    steps = (fact.step for fact in record.of("save_begin"))
+    return record.common.derived.once("begun saves", lambda: frozenset(steps))
 
 
 def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...]:
@@ -196,33 +214,21 @@ def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...
     steps = {
         f.step
         for f in record.of("save_begin")
-        if not checkpoint or path.search(f.data.get("path", ""))
+        if not checkpoint or path.search(record.path(f) or "")
     }
     return tuple(sorted(steps))
 
 
-class _Record:
-    """A record as the key of a cache: the same object."""
-
-    def __init__(self, record: LaunchRecord) -> None:
-        self.record = record
-
-    def __hash__(self) -> int:
-        return id(self.record)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Record) and self.record is other.record
-
-
+@lru_cache(maxsize=16)
 def trajectory(record: LaunchRecord, offset: int) -> Trajectory:
     """The trajectory of a record, laid out once for all cells that share the launch."""
-    return _laid_out(_Record(record), offset)
+    # Not kept by the record itself, which it refers to: a circle is freed late, and these are big.
+    return Trajectory(record, offset)
 
 
 @lru_cache(maxsize=16)
-def _laid_out(key: _Record, offset: int) -> Trajectory:
-    # Not kept by the record itself, which it refers to: a circle is freed late, and these are big.
-    return Trajectory(key.record, offset)
+def _side_by_side(*_pair: object) -> Derived:
+    return Derived()
 
 
 def _by_step(facts: Iterable[Fact], offset: int) -> Mapping[int, tuple[Fact, ...]]:

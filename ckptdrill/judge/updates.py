@@ -49,10 +49,10 @@ def first(
     if names != wanted.keys() or names != found.keys():
         wanted, found = ({n: v[n] for n in sorted(names)} for v in (wanted, found))
     refs = tuple(
-        f.ref
+        ref
         for run in (pair.reference, pair.restored)
         for s in (step - 1, step)
-        for f in run.sample("state", s)
+        for ref in run.record.refs(run.sample("state", s))
     )
     lost = lost_sample(pair.reference, step) or lost_sample(pair.restored, step)
     if lost or not names:
@@ -117,14 +117,15 @@ def update(run: Trajectory, step: int) -> Vectors:
     """Projection of each parameter's change in the step that completes `step`; empty if
     unobserved.
     """
-    if ("update", step) not in run.derived:
+
+    def change() -> Vectors:
         before, after = projections(run, step - 1), projections(run, step)
-        run.derived["update", step] = {
+        return {
             name: [b - a for a, b in zip(before[name], after[name], strict=True)]
             for name in sorted(before.keys() & after.keys())
         }
-    found: Vectors = run.derived["update", step]
-    return found
+
+    return run.common.once(("update", step), change)
 
 
 def lost_sample(run: Trajectory, step: int) -> str | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from ckptdrill.fact_files import read_facts
+from ckptdrill.fact_files import read_folder
 
 ROOT = Path(__file__).parents[2]
 STEPS, SAMPLED, SAVED_AT = 4, (0, 2, 3), 2
@@ -89,8 +89,8 @@ def weights(path: Path) -> dict[str, list[int]]:
 
 def leaf_by_leaf(path: Path) -> int:
     """Bytes of the largest sampled state, told without columns."""
-    facts = [fact for fact in read_facts(path, "") if fact.kind == "state"]
-    return max(len(json.dumps(dict(f.data), default=dict, separators=(",", ":"))) for f in facts)
+    states = read_folder(path.parent, "measured", 1).of("state")
+    return max(len(json.dumps(f.data, default=dict, separators=(",", ":"))) for f in states)
 
 
 def shown(folder: Path, layers: int, ranks: int) -> None:
@@ -104,12 +104,12 @@ def shown(folder: Path, layers: int, ranks: int) -> None:
             print(f"  {kind:<18}{each} bytes")
     print(f"  {'state':<18}{leaf_by_leaf(path):,} bytes leaf by leaf")
     print(f"  plain step        {max(found['batch']) + max(found['stepped']):,} bytes")
-    took = [fact.data["took_s"] for fact in read_facts(path, "") if fact.kind == "state"]
-    print(f"  sampling took at most {max(took):.2f} s")
     began = time.process_time()
-    facts = list(read_facts(path, ""))
+    record = read_folder(path.parent, "measured", 1)
+    count = len(record.facts)
     took_s = time.process_time() - began
-    print(f"  {len(facts)} facts read back in {took_s:.2f} s of processor time", flush=True)
+    print(f"  sampling took at most {max(map(record.took_s, record.of('state'))):.2f} s")
+    print(f"  {count} facts read back in {took_s:.2f} s of processor time", flush=True)
 
 
 def main() -> None:

@@ -3,11 +3,14 @@
 A thousand stored cells of 64 ranks should take under ten seconds on two idle cores, so that judging
 a stored run again is a matter of course. Built first, and not timed: a run folder as the observer
 and the schedule leave it, with one source, its repeat, a baseline, a control for each of three
-targets, and for every cell a restore launch of its own with a fact file for every rank. As in the
-run of a job that repeats itself bit by bit, restores of one target differ in times and paths and
-otherwise record the same; one in ten comes back with a tensor that differs on one rank. A rank
-records what the reference job records: 3 x `layers` parameters with their moments, seven sampled
-states, what was loaded and what was saved.
+targets, and for every cell a restore launch of its own with a fact file for every rank. One in ten
+comes back with a tensor that differs on one rank. A rank records what the reference job records:
+3 x `layers` parameters with their moments, seven sampled states, what was loaded and what was
+saved, and what its process did beside that.
+
+Twice: first, as in the run of a job that repeats itself bit by bit, restores of one target differ
+in times, paths and lines of their own alone; then every rank of every restore also has a generator
+that nobody seeded, so that no file says what another says.
 
 Timed: `judge_run`, which reads every fact file, judges, and writes every verdict. Beside it stands
 the floor, measured in the same run: as many processes that only read and parse the same files.
@@ -37,7 +40,7 @@ from ckptdrill.model import Fact, LaunchRecord, Plan, to_json
 from ckptdrill.observer.columns import Columns
 from ckptdrill.store import RunFolder, write_json
 from tests.judge.history import ENDED_WELL, History, healthy
-from tests.judge.training import PARAMETERS, Training
+from tests.judge.training import PARAMETERS, Training, hex_digest
 from tests.test_judging import matrix
 
 TARGET_S = 10.0
@@ -47,6 +50,7 @@ WITH_COLUMNS = {
     "inventory": ("leaves",),
     "restored": ("values",),
 }
+RSS_BYTES = 400_000_000
 TIME = 1_700_000_000  # of the templates; every restore gets its own
 
 
@@ -73,10 +77,26 @@ def layered(fact: Fact, layers: int, state: dict[str, Any]) -> Iterator[Fact]:
         own = {k: v for k, v in data["leaves"].items() if not isinstance(v, dict)}
         data["leaves"] = {**own, **_saved(state)}
     yield msgspec.structs.replace(fact, data=data)
+    for kind, more in beside(fact):
+        yield msgspec.structs.replace(fact, kind=kind, data={"t": fact.data["t"], **more})
     if fact.kind == "inventory" and data["at"] == "load":
         for part in ("weights", "optimizer"):
             put = {"part": part, "values": state[part], "missing": [], "unexpected": [], "keys": 3}
-            yield msgspec.structs.replace(fact, kind="restored", data=put)
+            told = {"t": fact.data["t"], **put}
+            yield msgspec.structs.replace(fact, kind="restored", data=told)
+
+
+def beside(fact: Fact) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Lines that no two launches have in common: of the process, and of the script's variables."""
+    if fact.kind == "started":
+        digests = dict.fromkeys(("python", "torch", "numpy"), "0123456789abcdef" * 2)
+        yield from [("rng_set", {"by": "torch.manual_seed", "kinds": digests})] * 8
+        yield "code", {"files": {"__main__": "0123456789abcdef" * 4}}
+        yield "imported", {"packages": {f"package_{n}": "1.0.0" for n in range(7)}}
+    if fact.kind == "state" and fact.data["at"] == "forward":
+        yield "variables", {"values": {f"main.run.variable_{n}": fact.step for n in range(22)}}
+    if fact.kind == "stepped":
+        yield "usage", {"rss_bytes": RSS_BYTES, "threads": 1, "saves_in_flight": 0}
 
 
 def _saved(state: dict[str, Any]) -> dict[str, Any]:
@@ -96,9 +116,10 @@ def lines(facts: Iterable[Fact]) -> bytes:
 
     columns = Columns(write)
     for fact in facts:
-        head = {"t": TIME + fact.t, "rank": fact.rank, "step": fact.step}
-        own = {name: fact.data[name] for name in ("took_s", "path") if name in fact.data}
-        data: dict[str, Any] = {**own, **fact.data}
+        told = dict(fact.data)
+        head = {"t": TIME + told.pop("t"), "rank": fact.rank, "step": fact.step}
+        own = {name: told[name] for name in ("took_s", "path") if name in told}
+        data: dict[str, Any] = {**own, **told}
         for part in WITH_COLUMNS.get(fact.kind, ()):
             data[part] = columns.of(data[part])
         if fact.kind == "state":
@@ -124,7 +145,9 @@ def files(record: LaunchRecord, layers: int) -> list[bytes]:
 # ------------------------------------------------------------------ the run folder
 
 
-def build(run: RunFolder, cells: int, ranks: int, layers: int) -> tuple[Plan, ...]:
+def build(
+    run: RunFolder, cells: int, ranks: int, layers: int, *, alike: bool = True
+) -> tuple[Plan, ...]:
     """Write a run of that many cells, its targets in turn, every tenth restore with a defect."""
     # Every rank holds a part of every parameter, in each of the layouts.
     PARAMETERS.update(dict.fromkeys(PARAMETERS, (2 * ranks, 2)))
@@ -146,9 +169,13 @@ def build(run: RunFolder, cells: int, ranks: int, layers: int) -> tuple[Plan, ..
         own = (
             (str(TIME // 10_000), str(TIME // 10_000 + 1 + number)),
             ('"took_s":0.01', f'"took_s":0.01{number:04d}'),
+            (f"{RSS_BYTES}", f"{RSS_BYTES + number}"),
             (histories[target].id("restore"), plan.restore.id),
         )
-        write_launch(run, plan.restore.id, [_replaced(each, own) for each in template])
+        contents = [_replaced(each, own) for each in template]
+        if not alike:
+            contents = [_unseeded(each, number, rank) for rank, each in enumerate(contents)]
+        write_launch(run, plan.restore.id, contents)
         write_json(run.cell(plan.cell.id) / "plan.json", to_json(plan))
         plans.append(plan)
     return tuple(plans)
@@ -158,6 +185,11 @@ def _replaced(content: bytes, pairs: Iterable[tuple[str, str]]) -> bytes:
     for old, new in pairs:
         content = content.replace(old.encode(), new.encode())
     return content
+
+
+def _unseeded(content: bytes, number: int, rank: int) -> bytes:
+    digest = hex_digest("python", rank)
+    return _replaced(content, [(digest, f"{number:032x}")])
 
 
 def write_launch(run: RunFolder, name: str, contents: list[bytes]) -> None:
@@ -214,22 +246,29 @@ def parse_all(run: RunFolder) -> int:
         )
 
 
+def measure(cells: int, ranks: int, layers: int, *, alike: bool) -> None:
+    """Build a run, judge it, and print what it took."""
+    with tempfile.TemporaryDirectory(prefix="bench-judge-") as scratch:
+        run = RunFolder(Path(scratch))
+        plans = build(run, cells, ranks, layers, alike=alike)
+        floor_s, floor_processor_s, size = timed(lambda: parse_all(run))
+        took_s, processor_s, verdicts = timed(lambda: judge_run(run, matrix(), plans))
+    print("restores of one target record the same" if alike else "no two restores record the same")
+    print(f"  {cells} cells, {ranks} ranks, {3 * layers} parameters, {size / 1e9:.2f} GB of facts")
+    print(f"  read and parsed, no more: {floor_s:.2f} s, processor time {floor_processor_s:.2f} s")
+    print(f"  judged: {took_s:.2f} s, processor time {processor_s:.2f} s")
+    print(f"  {took_s / cells * 1000:.2f} s for 1000 cells (target {TARGET_S:g} s)")
+    words = Counter(verdict.word.value for verdict in verdicts)
+    print("  " + ", ".join(f"{n} {word}" for word, n in sorted(words.items())), flush=True)
+    if words != {"Pass": cells - cells // 10, "Unsupported": cells // 10}:
+        raise SystemExit("expected one Unsupported in ten, all others Pass")
+
+
 def main() -> None:
     given = [int(text) for text in sys.argv[1:4]]
     cells, ranks, layers = (*given, *(1000, 64, 8)[len(given) :])
-    with tempfile.TemporaryDirectory(prefix="bench-judge-") as scratch:
-        run = RunFolder(Path(scratch))
-        plans = build(run, cells, ranks, layers)
-        floor_s, floor_processor_s, size = timed(lambda: parse_all(run))
-        took_s, processor_s, verdicts = timed(lambda: judge_run(run, matrix(), plans))
-    print(f"{cells} cells of {ranks} ranks, {3 * layers} parameters, {size / 1e9:.2f} GB of facts")
-    print(f"read and parsed, no more: {floor_s:.2f} s, {floor_processor_s:.2f} s of processor time")
-    print(f"judged: {took_s:.2f} s, {processor_s:.2f} s of processor time")
-    print(f"{took_s / cells * 1000:.2f} s for 1000 cells (target {TARGET_S:g} s)")
-    words = Counter(verdict.word.value for verdict in verdicts)
-    print(", ".join(f"{n} {word}" for word, n in sorted(words.items())))
-    if words != {"Pass": cells - cells // 10, "Unsupported": cells // 10}:
-        raise SystemExit("expected one Unsupported in ten, all others Pass")
+    for alike in (True, False):
+        measure(cells, ranks, layers, alike=alike)
 
 
 if __name__ == "__main__":

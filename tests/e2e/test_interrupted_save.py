@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckptdrill.fact_files import read_facts
+from ckptdrill.fact_files import read_folder
 from ckptdrill.model import Fact
 
 pytestmark = pytest.mark.e2e
@@ -110,18 +110,18 @@ def test_the_scripts_reproduce_the_mixture_and_the_loss(drilled: Any, tmp_path: 
     scripts = result.root / "cells" / cell
     named = points(drilled, "dcp")
 
-    def replayed(kept: str) -> tuple[int, list[Fact]]:
+    def replayed(kept: str) -> tuple[int, tuple[Fact, ...]]:
         script = next(
             s for s in sorted(scripts.glob("repro-*.sh")) if named[_id(s)]["class"] == kept
         )
         folder = tmp_path / kept
         done = subprocess.run(["sh", script, folder], capture_output=True, check=False, timeout=120)
-        return done.returncode, list(read_facts(folder / "facts" / "rank0.jsonl", ""))
+        return done.returncode, read_folder(folder / "facts", "replayed", 1).facts
 
     code, facts = replayed("mixed")
     assert code == 0
     restored = next(f for f in facts if f.kind == "state" and f.data["at"] == "forward")
-    source = read_facts(result.root / "launches" / "source.two" / "rank0.jsonl", "")
+    source = read_folder(result.root / "launches" / "source.two", "source.two", 1).facts
     saved = {
         fact.step: fact.data["weights"]
         for fact in source

@@ -75,12 +75,6 @@ class History:
     def record(self, launch: str) -> LaunchRecord:
         return self.evidence.records[self.id(launch)]
 
-    def facts(self) -> Iterator[tuple[str, Fact]]:
-        """(launch id, fact) of everything recorded."""
-        for name, record in self.evidence.records.items():
-            for fact in record.facts:
-                yield name, fact
-
     # ------------------------------------------------------------ edits
 
     def given(self, **evidence: Any) -> Self:
@@ -88,7 +82,7 @@ class History:
         return dataclasses.replace(self, evidence=dataclasses.replace(self.evidence, **evidence))
 
     def with_facts(self, launch: str, facts: Iterable[Fact]) -> Self:
-        record = dataclasses.replace(self.record(launch), facts=tuple(facts))
+        record = telling(self.record(launch), facts)
         return self.given(records={**self.evidence.records, self.id(launch): record})
 
     def edited(
@@ -143,7 +137,7 @@ class History:
     def without_ref(self, ref: str) -> Self:
         """Lose the one fact that a verdict cites."""
         records = {
-            name: dataclasses.replace(r, facts=tuple(f for f in r.facts if f.ref != ref))
+            name: telling(r, (f for f in r.facts if r.ref(f) != ref))
             for name, r in self.evidence.records.items()
         }
         return self.given(records=records)
@@ -205,12 +199,10 @@ class History:
         rank: int = 0,
         t: float = 10.0,
         step: int = 0,
-        launch: str = "restore",
         **data: Any,
     ) -> Fact:
-        """A further fact of a launch, of the drilled restore if no other is named."""
-        file = f"launches/{self.id(launch)}/rank{rank}.jsonl"
-        return Fact(kind, rank, step, t, data, file, 9000 + int(10 * t))
+        """A further fact of a launch."""
+        return Fact(kind, rank, step, {"t": t, **data}, 9000 + int(10 * t))
 
 
 def healthy(
@@ -287,12 +279,16 @@ def run(launch: Launch, job: Training, at: int = 0) -> LaunchRecord:
     facts: list[Fact] = []
     for rank in range(size):
         lines = _lines(launch, job, at, Layout(launch.topology, rank))
-        file = f"launches/{launch.id}/rank{rank}.jsonl"
         facts += [
-            Fact(kind, rank, step, float(n) / 100, data, file, n)
+            Fact(kind, rank, step, {"t": float(n) / 100, **data}, n)
             for n, (kind, step, data) in enumerate(lines, 1)
         ]
-    return LaunchRecord(launch.id, tuple(facts), ENDED_WELL, size)
+    return LaunchRecord.made_of(launch.id, facts, ENDED_WELL, size)
+
+
+def telling(record: LaunchRecord, facts: Iterable[Fact]) -> LaunchRecord:
+    """The record of a launch that ended like this one and recorded these facts."""
+    return LaunchRecord.made_of(record.launch_id, facts, record.ended, record.world_size)
 
 
 def other(value: Any) -> Any:

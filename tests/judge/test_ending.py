@@ -74,7 +74,8 @@ def test_a_rank_that_never_comes_back_from_loading_hangs() -> None:
     verdict = history.ended(timed_out=True, returncode=None, signal="SIGKILL").verdict()
     assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.HUNG)
     assert "ranks [1] never came back from load" in verdict.explanation
-    assert verdict.facts == (history.record("restore").of("load_begin", 1)[0].ref,)
+    restore = history.record("restore")
+    assert verdict.facts == restore.refs(restore.of("load_begin", 1))
     assert ".stacks" in verdict.next_move
 
 

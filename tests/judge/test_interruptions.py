@@ -9,7 +9,6 @@ from ckptdrill.judge import interruptions
 from ckptdrill.judge.interruptions import Interrupted, Interruptions, Kept, Tried, came_back
 from ckptdrill.model import (
     Claim,
-    Fact,
     FaultKind,
     Held,
     Item,
@@ -70,8 +69,8 @@ def found(*states: tuple[Tried, ...], **changes: Any) -> Interruptions:
 
 
 def real(at: dict[str, Any], *, fires: bool = True, **left: Any) -> Interrupted:
-    fact = Fact("fault_fired", 0, 8, 1.0, {}, "launches/confirm/rank0.jsonl", 7)
-    return Interrupted(at, "confirm", fact if fires else None, {**FILES, **left})
+    fired = "launches/confirm/rank0.jsonl:7" if fires else None
+    return Interrupted(at, "confirm", fired, {**FILES, **left})
 
 
 def verdict(what: Interruptions | None) -> Verdict:

@@ -55,7 +55,7 @@ def test_all_ranks_at_one_other_step_are_no_mixture() -> None:
 def test_a_frozen_layer_that_stayed_as_it_was_made_is_called_frozen() -> None:
     history = healthy("ddp1").differs("weights", "head.bias")
     made = next(f for f in history.record("restore").facts if f.kind == "state")
-    made_fact = history.fact("state", t=0.1, **{**made.data, "at": "made"})
+    made_fact = history.fact("state", **{**made.data, "t": 0.1, "at": "made"})
     plain = history.adding(made_fact)
     assert "not restored" in plain.check(Item.WEIGHTS).summary
     assert "frozen" not in plain.check(Item.WEIGHTS).summary

@@ -19,6 +19,7 @@ from tests.judge.history import (
     WINDOW,
     healthy,
     run,
+    telling,
 )
 from tests.judge.training import Training, topology
 
@@ -28,16 +29,15 @@ Edit = Callable[[LaunchRecord], LaunchRecord]
 
 def facts(record: LaunchRecord, *more: dict[str, Any], rank: int = 0) -> LaunchRecord:
     """A record with further facts, in the order given."""
-    file = f"launches/{record.launch_id}/rank{rank}.jsonl"
     new = [
-        Fact(f.pop("kind"), rank, f.pop("step", 0), f.pop("t", 50.0 + n), f, file, 9000 + n)
-        for n, f in enumerate(map(dict, more))
+        Fact(f.pop("kind"), rank, f.pop("step", 0), {"t": 50.0 + n, **f}, 9000 + line)
+        for n, (line, f) in enumerate(enumerate(map(dict, more), len(record.facts)))
     ]
-    return dataclasses.replace(record, facts=(*record.facts, *new))
+    return telling(record, (*record.facts, *new))
 
 
 def without(record: LaunchRecord, keep: Callable[[Fact], bool]) -> LaunchRecord:
-    return dataclasses.replace(record, facts=tuple(f for f in record.facts if keep(f)))
+    return telling(record, filter(keep, record.facts))
 
 
 FIRED = {"kind": "fault_fired", "step": 8, "fault": "enospc", "path": "a", "operation": "write"}
@@ -96,7 +96,7 @@ def restored(launch: Any, whole: tuple[int, ...], mixed: tuple[int, ...]) -> Lau
         return record
     if step in mixed:
         other = run(launch, Training(), at=step + 1)
-        return dataclasses.replace(record, facts=other.facts)
+        return telling(record, other.facts)
     begun = without(record, lambda f: f.kind in ("started", "process_group", "load_begin"))
     error = [{"type": "builtins.ValueError", "message": "half a file"}]
     refusal = {"kind": "refused", "during": "load", "call": "load", "error": error, "t": 10.0}
@@ -168,7 +168,7 @@ def test_a_run_that_is_not_the_source_over_again_cannot_be_measured() -> None:
     assert stalled is not None
     other = run(dataclasses.replace(stalled, fault=None), Training(), at=1)  # one step ahead
     kept = without(full.records[stalled.id], lambda f: f.kind != "state")
-    drifted = dataclasses.replace(kept, facts=(*kept.facts, *other.of("state")))
+    drifted = telling(kept, (*kept.facts, *other.of("state")))
     verdict = storage.judge(
         dataclasses.replace(full, records={**full.records, stalled.id: drifted})
     )

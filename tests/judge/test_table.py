@@ -54,7 +54,7 @@ def test_every_item_of_the_inventory_has_one_row_in_the_order_of_proof() -> None
 
 def test_every_row_that_held_cites_facts_that_exist() -> None:
     history = healthy("fsdp2", "fsdp4")
-    known = {fact.ref for _, fact in history.facts()}
+    known = {ref for run in history.evidence.records.values() for ref in run.refs(run.facts)}
     for check in history.verdict().checks:
         assert set(check.facts) <= known
         assert check.facts
@@ -548,7 +548,8 @@ def test_what_is_loaded_from_memory_is_no_way_to_restore() -> None:
     restore = history.record("restore")
     (load, *_) = restore.of("load_end")
     for path, listed in (("", False), ("/run/extra.pt", True)):
-        extra = structs.replace(load, data={"call": "torch.load", "path": path, "took_s": 0.1})
+        data = {"t": 9.0, "call": "torch.load", "path": path, "took_s": 0.1}
+        extra = structs.replace(load, data=data, line=9000)
         check = history.with_facts("restore", (*restore.facts, extra)).check(Item.TOPOLOGY)
         assert ("torch.load" in check.summary) is listed
 

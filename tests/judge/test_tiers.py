@@ -10,7 +10,7 @@ from ckptdrill.judge import tiers
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.model import Cell, LaunchRecord, Policy, Reason, Verdict, VerdictWord
 from ckptdrill.plan import SharedLaunches
-from tests.judge.history import END_STEP, RESTORE_STEP, SAVES, WINDOW, healthy, run
+from tests.judge.history import END_STEP, RESTORE_STEP, SAVES, WINDOW, healthy, run, telling
 from tests.judge.training import Training, topology
 
 # The job saves 4, 8 and 12 on durable storage, 2 and 10 in memory, and fails after step 10.
@@ -110,7 +110,7 @@ def test_a_mixture_is_the_alarm() -> None:
     full = evidence()
     one, other = (restored(full.plan.restore, step) for step in (8, 10))
     facts = [f for f in one.facts if f.rank == 0] + [f for f in other.facts if f.rank == 1]
-    records = {**full.records, full.plan.restore.id: dataclasses.replace(one, facts=tuple(facts))}
+    records = {**full.records, full.plan.restore.id: telling(one, facts)}
     verdict = tiers.judge(dataclasses.replace(full, records=records))
     assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.DIVERGED)
     assert "no whole generation" in verdict.explanation
@@ -143,8 +143,8 @@ def test_no_pass_survives_the_loss_of_one_kind_of_fact_of_either_restore() -> No
     full = evidence()
     for launch in (full.plan.intact, full.plan.restore):
         for kind in ("started", "state", "batch", "stepped", "stopped"):
-            facts = tuple(f for f in full.records[launch.id].facts if f.kind != kind)
-            lacking = dataclasses.replace(full.records[launch.id], facts=facts)
+            whole = full.records[launch.id]
+            lacking = telling(whole, (f for f in whole.facts if f.kind != kind))
             records = {**full.records, launch.id: lacking}
             verdict = tiers.judge(dataclasses.replace(full, records=records))
             assert verdict.word is not VerdictWord.PASS, (launch.id, kind)

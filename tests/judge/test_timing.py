@@ -11,10 +11,10 @@ from tests.judge.history import healthy
 
 def record(*facts: tuple[str, int, float, dict[str, Any]], rank: int = 0) -> LaunchRecord:
     made = tuple(
-        Fact(kind=kind, rank=data.pop("rank", rank), step=step, t=t, data=data, file="f", line=n)
+        Fact(kind, data.pop("rank", rank), step, {"t": t, **data}, n)
         for n, (kind, step, t, data) in enumerate(facts)
     )
-    return LaunchRecord("x", made, {"returncode": 0}, 2)
+    return LaunchRecord.made_of("x", made, {"returncode": 0}, 2)
 
 
 def restored(**end: Any) -> LaunchRecord:
@@ -42,7 +42,7 @@ def test_the_slowest_rank_counts() -> None:
 
 def test_torch_load_does_not_reshard() -> None:
     facts = [f for f in restored(call="torch.load").facts if f.step == 0]
-    found = timing.phases(LaunchRecord("x", tuple(facts), {}, 2))
+    found = timing.phases(LaunchRecord.made_of("x", facts, {}, 2))
     assert found["merged"] == ["read", "deserialize"]
 
 

@@ -22,6 +22,6 @@ from ckptdrill.model import Fact, LaunchRecord
 def test_a_save_is_recognised_under_the_name_that_it_has_before_it_is_whole(
     path: str, is_it: bool
 ) -> None:
-    fact = Fact("save_begin", 0, 8, 1.0, {"path": path}, "f", 1)
-    record = LaunchRecord("source.one", (fact,), None, 1)
+    fact = Fact("save_begin", 0, 8, {"path": path}, 1)
+    record = LaunchRecord.made_of("source.one", (fact,), None, 1)
     assert local_step_of_save(record, "step-8") == (8 if is_it else None)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ckptdrill.fact_files import read_facts
+from ckptdrill.fact_files import read_folder
 from ckptdrill.launch.local import WarmParent, job_environment
 from ckptdrill.resources import observer_dir
 
@@ -33,10 +33,13 @@ class Observed:
 
     def facts(self, kind: str | None = None, rank: int = 0) -> list[dict[str, Any]]:
         """The facts of one rank, of one kind or all."""
-        facts = read_facts(self.folder / f"rank{rank}.jsonl", "")
-        lines = [
-            {"fact": f.kind, "rank": f.rank, "step": f.step, "t": f.t, **f.data} for f in facts
-        ]
+        record = read_folder(self.folder, "observed", rank + 1)
+        lines = []
+        for fact in (fact for fact in record.facts if fact.rank == rank):
+            line = {"fact": fact.kind, "rank": rank, "step": fact.step, "t": record.t(fact)}
+            apart = {"took_s": record.took_s(fact) or None, "path": record.path(fact)}
+            line |= {name: told for name, told in apart.items() if told is not None}
+            lines.append({**line, **fact.data})
         return [line for line in lines if kind in (None, line["fact"])]
 
     def column(self, kind: str, key: str, rank: int = 0) -> list[Any]:

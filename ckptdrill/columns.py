@@ -27,7 +27,7 @@ _LINES = 32_768
 _LONG_LINE_BYTES = 16_384
 _decode = msgspec.json.Decoder().decode
 # Where facts have columns, by their kind.
-_WITH_COLUMNS = {
+WITH_COLUMNS = {
     "state": ("weights", "buffers", "optimizer", "projections"),
     "inventory": ("leaves",),
     "restored": ("values",),
@@ -243,7 +243,7 @@ def _line(kind: str, rest: bytes) -> _Line:
 
 
 def _columns_in(kind: str, data: dict[str, JsonValue]) -> list[str]:
-    return [name for name in _WITH_COLUMNS.get(kind, ()) if isinstance(data.get(name), list)]
+    return [name for name in WITH_COLUMNS.get(kind, ()) if isinstance(data.get(name), list)]
 
 
 def parsed(line: bytes) -> JsonValue:

@@ -2,11 +2,12 @@
 
 In order: try the moulds of files of that name that were read last; where none fits, take the file
 apart line by line, read the lines of common kinds, and keep what was found as a mould. A thousand
-cells of 64 ranks are three million lines, and jobs that repeat themselves differ in times, paths
-and lines of their own alone. So a mould is what a file says besides those with what it means. A
-file that fits it is read by its digest and has the facts of the mould; launches of which every file
-has the mould of another's have them in common, and what follows from them (`Common`). What is a
-file's own is read when it is asked for.
+cells of 64 ranks are four million lines, and jobs that repeat themselves differ in times, paths and
+lines of their own alone. So a mould is what a file says besides those with what it means. A file
+that fits it is read by its digest and has the facts of the mould; launches of which every file has
+the mould of another's have them in common, and what follows from them (`Common`). Small facts that
+turn out to vary from launch to launch are each file's own from then on. What is a file's own is
+read when it is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
@@ -41,6 +42,8 @@ _HEAD = re.compile(
 _LAYOUT = "layout"
 _NAMES, _MOULDS, _COMMONS = 256, 4, 16  # kept: so many moulds for each of so many names of files
 _LARGE_FILE_BYTES = 256 * 1024  # those of large models would fill the memory
+# Those that can be read without what was told before them.
+_SMALL_KINDS = COMMON_KINDS - columns.WITH_COLUMNS.keys()
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _Data = dict[str, JsonValue]
 
@@ -81,7 +84,9 @@ def _read(folder: str, rank: int) -> _File:
         own = mould.own_of(content)
         if own is not None:
             return _File(mould, own)
-    mould = _mould_of(_lines(content), rank)
+    lines = _lines(content)
+    loose = _varying(known, lines)
+    mould = _mould_of([_as_own(line) if line.kind in loose else line for line in lines], rank)
     if mould.whole and len(content) <= _LARGE_FILE_BYTES:
         known.appendleft(mould)
     return _File(mould, list(chain.from_iterable(line.own for line in mould.lines)))
@@ -113,12 +118,13 @@ def _moulds(_name: str) -> deque[_Mould]:
 @lru_cache(maxsize=_COMMONS)
 def _common(moulds: tuple[_Mould, ...]) -> Common:
     """What the launches with these moulds have in common."""
+    kinds = COMMON_KINDS.difference(*(mould.own_lines for mould in moulds))
     found: dict[str, list[Fact]] = {}
-    for mould in moulds:
-        for fact in mould.facts:
-            found.setdefault(fact.kind, []).append(fact)
+    for fact in (fact for mould in moulds for fact in mould.facts if fact.kind in kinds):
+        found.setdefault(fact.kind, []).append(fact)
     last = {rank: mould.last_step for rank, mould in enumerate(moulds)}
     return Common(
+        kinds,
         {kind: tuple(facts) for kind, facts in found.items()},
         {rank: step for rank, step in last.items() if step is not None},
     )
@@ -137,7 +143,7 @@ class _OwnFacts(Mapping[str, tuple[Fact, ...]]):
     def __getitem__(self, kind: str) -> tuple[Fact, ...]:
         if kind not in self._read:
             ranks = enumerate(self._files)
-            facts = (f for rank, (mould, own) in ranks for f in mould.own_facts(own, kind, rank))
+            facts = (f for rank, (mould, own) in ranks for f in mould.facts_of(own, kind, rank))
             self._read[kind] = tuple(facts)
         return self._read[kind]
 
@@ -192,6 +198,11 @@ class _Line(NamedTuple):
     rest: bytes = b""
     as_written: bool = True
 
+    def says_the_same(self, other: _Line) -> bool:
+        """Equal in all but what is each file's own."""
+        mine, its = (line[4:] for line in (self, other))
+        return mine == its
+
 
 def _lines(content: bytes) -> list[_Line]:
     """The readable lines of a file, whether or not the last one is torn."""
@@ -211,6 +222,35 @@ def _line(number: int, line: bytes) -> _Line | None:
     own = [text for text in (t, took_s, path) if text is not None]
     has = (took_s is not None, path is not None)
     return _Line(number, kind, True, own, int(rank), int(step), *has, line[head.end() :])
+
+
+def _as_own(line: _Line) -> _Line:
+    """A line as one of which other files have nothing but the kind."""
+    if not line.is_common:
+        return line
+    named = ["t", *["took_s"] * line.has_took_s, *["path"] * line.has_path]
+    own = dict(zip(named, line.own, strict=True))
+    text = b'%b,"rank":%d,"step":%d' % (own["t"], line.rank, line.step)
+    text += b',"took_s":%b' % own["took_s"] if line.has_took_s else b""
+    text += b',"path":"%b"' % own["path"] if line.has_path else b""
+    text += line.rest if line.rest == b"}" else b"," + line.rest
+    return _Line(line.number, line.kind, False, (text,), as_written=line.as_written)
+
+
+def _varying(known: Iterable[_Mould], lines: Sequence[_Line]) -> frozenset[str]:
+    """The kinds of a few small facts by which a file differs from one that was read before it, and
+    by nothing else: an unseeded generator, a counter that is a process id. In files of that name
+    they are each file's own from now on.
+    """
+    for mould in known:
+        pairs = list(zip(mould.lines, lines, strict=False))
+        if len(mould.lines) != len(lines) or any(a.kind != b.kind for a, b in pairs):
+            continue
+        own = COMMON_KINDS.intersection(mould.own_lines)
+        kinds = own.union(a.kind for a, b in pairs if a.is_common and not a.says_the_same(b))
+        if _SMALL_KINDS.issuperset(kinds):
+            return kinds
+    return frozenset()
 
 
 def _is_common(kind: str) -> bool:
@@ -292,12 +332,14 @@ class _Mould:
         """The lines by their number."""
         return {line.number: line for line in self.lines}
 
-    def own_facts(self, own: Sequence[bytes], kind: str, rank: int) -> Iterator[Fact]:
-        """The facts of a kind that is a file's own, of the file that has this of its own."""
+    def facts_of(self, own: Sequence[bytes], kind: str, rank: int) -> Iterator[Fact]:
+        """The facts of one kind of the file of a rank that has this of its own."""
         for number, at in self.own_lines.get(kind, ()):
             fact = _own_fact(own[at], kind, number)
             if fact is not None and fact.rank == rank:
                 yield fact
+        if kind in COMMON_KINDS:
+            yield from (fact for fact in self.facts if fact.kind == kind)
 
     def own_of(self, content: bytes) -> list[bytes] | None:
         """What a file has of its own, None when it is not of this mould."""

@@ -521,12 +521,13 @@ class Derived:
 
 @dataclass(frozen=True, eq=False)
 class Common:
-    """What launches have in common that recorded the same: facts of `COMMON_KINDS`, by kind and
-    within it rank by rank in file order, and the last step that each rank told of.
+    """What launches have in common that recorded the same: the facts of `kinds`, by kind and within
+    it rank by rank in file order, and the last step that each rank told of.
 
     What `derived` holds follows from these alone, so one launch may take it from another.
     """
 
+    kinds: frozenset[str]
     facts: Mapping[str, tuple[Fact, ...]]
     last_steps: Mapping[int, int]
     derived: Derived = field(default_factory=Derived)
@@ -549,7 +550,7 @@ class Apart(typing.Protocol):
 class LaunchRecord:
     """All that one launch left on disk. `ended` is the content of exit.json, None if it never ran.
 
-    `own` has the facts of all other kinds than the common ones, as `common` has those.
+    `own` has the facts of all other kinds than those in `common`, in the same order.
     """
 
     launch_id: str
@@ -578,8 +579,8 @@ class LaunchRecord:
         kinds = {kind: tuple(found) for kind, found in by_kind.items()}
         return cls(
             launch_id,
-            Common({k: f for k, f in kinds.items() if k in COMMON_KINDS}, last_steps),
-            {k: f for k, f in kinds.items() if k not in COMMON_KINDS},
+            Common(frozenset(kinds), kinds, last_steps),
+            {},
             _InFacts({_place(f): f.data for found in kinds.values() for f in found}),
             ended,
             world_size,
@@ -587,7 +588,7 @@ class LaunchRecord:
 
     def of(self, kind: str, rank: int | None = None) -> tuple[Fact, ...]:
         """The facts of one kind, rank by rank in file order; of one rank or of all."""
-        found = (self.common.facts if kind in COMMON_KINDS else self.own).get(kind, ())
+        found = (self.common.facts if kind in self.common.kinds else self.own).get(kind, ())
         return found if rank is None else tuple(f for f in found if f.rank == rank)
 
     @functools.cached_property
@@ -610,6 +611,14 @@ class LaunchRecord:
     def derived(self) -> Derived:
         """What follows from this launch alone."""
         return Derived()
+
+    def has_in_common(self, kinds: Iterable[str]) -> bool:
+        """Launches that recorded the same share all facts of these kinds."""
+        return self.common.kinds.issuperset(kinds)
+
+    def derived_from(self, *kinds: str) -> Derived:
+        """Where to keep what follows from the facts of these kinds alone."""
+        return self.common.derived if self.has_in_common(kinds) else self.derived
 
     def ref(self, fact: Fact) -> str:
         """`launches/<id>/rank0.jsonl:12`, as verdicts cite it."""

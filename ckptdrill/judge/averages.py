@@ -48,7 +48,7 @@ def copies(run: Trajectory, step: int) -> Mapping[str, Copy]:
             name: Copy(combine(facts, "leaves"), _vectors(facts)) for name, facts in by_name.items()
         }
 
-    return run.common.once(("copies", step), found)
+    return run.derived_from("inventory").once(("copies", step), found)
 
 
 def lost(pair: Pair) -> list[str]:
@@ -138,7 +138,7 @@ def _is_average(run: Trajectory, name: str) -> bool:
         towards = [step for step in moved if step not in plain]
         return bool(towards) and all(_nears(run, name, step) for step in towards)
 
-    return run.common.once(("average", name), nears)
+    return run.derived_from("inventory", "state").once(("average", name), nears)
 
 
 def _is_plain(run: Trajectory, name: str, step: int) -> bool:
@@ -218,4 +218,4 @@ def _held(run: Trajectory) -> Mapping[int, list[Fact]]:
                 by_step.setdefault(fact.step + run.offset, {})[key] = fact
         return {step: list(facts.values()) for step, facts in by_step.items()}
 
-    return run.common.once("held", held)
+    return run.derived_from("inventory").once("held", held)

@@ -155,7 +155,8 @@ def _steps_by_rank(wrong: Sequence[str], pair: Pair, part: str) -> str | None:
     A rank that has nothing of what is wrong, as with flat partitions, says nothing.
     """
     reference, ranks = pair.reference, pair.restored.sample("state", pair.restore_step)
-    then = reference.common.once(("by rank", part), lambda: _by_rank(reference, part))
+    of_states = reference.derived_from("state")
+    then = of_states.once(("by rank", part), lambda: _by_rank(reference, part))
     held = {
         fact.rank: _step_on_rank(mine, fact.rank, then)
         for fact in ranks

@@ -115,15 +115,16 @@ class Saved:
 
 def saved_at(run: Trajectory, step: int) -> Saved:
     """What the run saved when it had completed `step`."""
+    of_inventories = run.derived_from("inventory")
 
     def saves() -> tuple[Fact, ...]:
         facts = run.record.of("inventory")
         return tuple(f for f in facts if f.data["at"] == "save" and f.step + run.offset == step)
 
     def saved() -> Saved:
-        facts = run.common.once(("saves", step), saves)
+        facts = of_inventories.once(("saves", step), saves)
         files = tuple("" if f.data["call"] in _SHARED else _file(run, f) for f in facts)
-        return run.common.once(("saved", step, files), lambda: Saved(facts, files))
+        return of_inventories.once(("saved", step, files), lambda: Saved(facts, files))
 
     return run.derived.once(("saved", step), saved)
 
@@ -146,7 +147,7 @@ def _lost_leaves(run: Trajectory, step: int) -> str | None:
 def saved_steps(run: Trajectory) -> tuple[int, ...]:
     """Completed steps at which the run saved anything."""
     steps = (f.step + run.offset for f in run.record.of("inventory") if f.data["at"] == "save")
-    return run.common.once("saved steps", lambda: tuple(sorted(set(steps))))
+    return run.derived_from("inventory").once("saved steps", lambda: tuple(sorted(set(steps))))
 
 
 def next_save(
@@ -217,7 +218,7 @@ def _of_state(run: Trajectory, step: int) -> frozenset[object]:
         for logical in combine(facts, part).values()
         if logical.dtype != "value"
     )
-    return run.common.once(("of state", step), lambda: frozenset(contents))
+    return run.derived_from("state").once(("of state", step), lambda: frozenset(contents))
 
 
 def _content(saved: Saved, key: str) -> object:
@@ -233,7 +234,7 @@ def collapsed(pair: Pair) -> tuple[str, ...]:
     torch.distributed.checkpoint keeps one copy of a key; torch.save writes a file per rank and
     call.
     """
-    return pair.common.once("collapsed", lambda: _collapsed(pair))
+    return pair.derived_from("inventory").once("collapsed", lambda: _collapsed(pair))
 
 
 def _collapsed(pair: Pair) -> tuple[str, ...]:

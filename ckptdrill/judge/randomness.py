@@ -139,7 +139,7 @@ def _went_along(
 
 def _drawn(run: Trajectory, step: int) -> set[str]:
     """Kinds whose state moved on some rank between the restored step and a later sample."""
-    return run.common.once(("drawn", step), lambda: _moved(run, step))
+    return run.derived_from("rng", "state").once(("drawn", step), lambda: _moved(run, step))
 
 
 def _moved(run: Trajectory, step: int) -> set[str]:

@@ -66,7 +66,8 @@ def sampled(pair: Pair) -> Sampled:
         for rank in run.silent(facts)[:1]
     ]
     refs = pair.reference.record.refs(source) + pair.restored.record.refs(target)
-    return Sampled(source, target, lost[0] if lost else None, refs, pair.common)
+    derived = pair.derived_from("state", "stepped")
+    return Sampled(source, target, lost[0] if lost else None, refs, derived)
 
 
 def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -75,7 +76,7 @@ def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
     An optimizer that was replaced by another may still be alive, because a scheduler holds it.
     """
     optimizers = (f.data["optimizer"] for f in run.record.of("stepped"))
-    stepping = run.common.once("stepping", lambda: sorted(set(optimizers)))
+    stepping = run.derived_from("stepped").once("stepping", lambda: sorted(set(optimizers)))
     known = range(max((len(f.data["groups"]) for f in facts), default=0))
     if not stepping or list(known) == stepping or not set(stepping) <= set(known):
         return facts
@@ -242,7 +243,7 @@ def _frozen(run: Trajectory, step: int) -> frozenset[str] | None:
         names = frozenset(name for fact in roots for name in fact.data.get("frozen", ()))
         return names if roots else None
 
-    return run.common.once(("frozen", step), frozen)
+    return run.derived_from("roots").once(("frozen", step), frozen)
 
 
 def _named(run: Trajectory, step: int) -> set[str]:

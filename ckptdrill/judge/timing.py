@@ -30,7 +30,8 @@ def phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
     its first batch. `merged` are the phases that one call does together; all of them are in `read`.
     """
     began = {fact.rank: fact for fact in reversed(record.of("started"))}
-    by_rank = record.common.derived.once("until the first batch", lambda: _until_batch(record))
+    derived = record.derived_from("batch", "load_end", "state")
+    by_rank = derived.once("until the first batch", lambda: _until_batch(record))
     ranks = [_of_rank(record, began[rank], by_rank[rank]) for rank in by_rank if rank in began]
     if not ranks:
         return {}

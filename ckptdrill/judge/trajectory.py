@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
-from ckptdrill.model import COMMON_KINDS, Derived, Fact, JsonValue, LaunchRecord
+from ckptdrill.model import Derived, Fact, JsonValue, LaunchRecord
 
 _TEMPORARY = r"(?:[._~]|te?mp[._-]?)*"
 _RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
@@ -36,11 +36,14 @@ class Trajectory:
         return Derived()
 
     @cached_property
-    def common(self) -> Derived:
-        """The same, where it follows from the facts of `COMMON_KINDS` alone: launches that recorded
-        the same have it together.
-        """
+    def _common(self) -> Derived:
         return self.record.common.derived.once(("from step", self.offset), Derived)
+
+    def derived_from(self, *kinds: str) -> Derived:
+        """Where to keep what follows from the facts of these kinds alone: launches that have them
+        in common have it together.
+        """
+        return self._common if self.record.has_in_common(kinds) else self.derived
 
     @cached_property
     def stepped(self) -> Mapping[int, tuple[Fact, ...]]:
@@ -83,22 +86,19 @@ class Trajectory:
             last = {fact.rank: fact for fact in there if _moment(fact) in (moment, None)}
             return tuple(last[rank] for rank in sorted(last))
 
-        return self.for_kind(kind).once(("sample", kind, step, moment), chosen)
-
-    def for_kind(self, kind: str) -> Derived:
-        """Where to keep what follows from the facts of one kind."""
-        return self.common if kind in COMMON_KINDS else self.derived
+        return self.derived_from(kind).once(("sample", kind, step, moment), chosen)
 
     def _of_step(self, kind: str) -> Mapping[int, tuple[Fact, ...]]:
         """Completed step -> the facts of a kind, in file order within a rank."""
         facts = self.record.of(kind)
-        return self.for_kind(kind).once(("kind", kind), lambda: _by_step(facts, self.offset))
+        return self.derived_from(kind).once(("kind", kind), lambda: _by_step(facts, self.offset))
 
     def sampled_steps(self) -> tuple[int, ...]:
         """The completed steps at which the state was sampled at the first forward."""
         states = self.record.of("state")
         steps = (f.step + self.offset for f in states if _moment(f) == "forward")
-        return self.common.once("sampled steps", lambda: tuple(sorted(set(steps))))
+        of_states = self.derived_from("state")
+        return of_states.once("sampled steps", lambda: tuple(sorted(set(steps))))
 
     def learning_rates(self, step: int) -> Mapping[int, tuple[JsonValue, ...]]:
         """Rank -> the LR of every group of every optimizer in the step that completed `step`."""
@@ -109,7 +109,7 @@ class Trajectory:
                 found[fact.rank] = (*found.get(fact.rank, ()), *fact.data["lr"])
             return found
 
-        return self.common.once(("lr", step), rates)
+        return self.derived_from("stepped").once(("lr", step), rates)
 
     def loss(self, step: int) -> float | None:
         """Mean over ranks of the sum over micro-batches: what the update of this step followed.
@@ -124,7 +124,7 @@ class Trajectory:
             sums = [sum(_numbers(f.data["losses"])) for f in facts if f.data["losses"]]
             return sum(sums) / len(sums) if sums else None
 
-        return self.common.once(("loss", step), mean)
+        return self.derived_from("stepped").once(("loss", step), mean)
 
     def rows(self, step: int) -> Mapping[int, tuple[str, ...]]:
         """Rank -> the row hashes it consumed in the step that leads to `step`."""
@@ -136,7 +136,7 @@ class Trajectory:
     def row_counts(self, step: int) -> Counter[str]:
         """How often each row was consumed by all ranks in the step that leads to `step`."""
         rows = (fact.data["rows"] for fact in self.batches.get(step, ()))
-        of_batches = self.for_kind("samples" if self.record.of("samples") else "batch")
+        of_batches = self.derived_from("samples" if self.record.of("samples") else "batch")
         return of_batches.once(("rows", step), lambda: Counter(itertools.chain.from_iterable(rows)))
 
     def refs(self, steps: Iterable[int]) -> tuple[str, ...]:
@@ -154,11 +154,16 @@ class Pair:
     window: int
 
     @cached_property
-    def common(self) -> Derived:
-        """What follows from the common facts of both runs alone: cells of which both runs recorded
-        the same have it together.
+    def _derived(self) -> Derived:
+        return Derived()
+
+    def derived_from(self, *kinds: str) -> Derived:
+        """Where to keep what follows from the facts of these kinds of both runs alone: cells have
+        it together whose runs have those facts in common.
         """
         runs = (self.reference, self.restored)
+        if not all(run.record.has_in_common(kinds) for run in runs):
+            return self._derived
         ran = tuple((run.record.common, run.offset) for run in runs)
         return _side_by_side(*ran, self.restore_step, self.window)
 
@@ -201,7 +206,7 @@ def local_step_of_save(record: LaunchRecord, checkpoint_suffix: str) -> int | No
 def begun_saves(record: LaunchRecord) -> frozenset[int]:
     """The steps that had been completed in this process when a save began."""
     steps = (fact.step for fact in record.of("save_begin"))
-    return record.common.derived.once("begun saves", lambda: frozenset(steps))
+    return record.derived_from("save_begin").once("begun saves", lambda: frozenset(steps))
 
 
 def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...]:

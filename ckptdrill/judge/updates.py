@@ -125,7 +125,7 @@ def update(run: Trajectory, step: int) -> Vectors:
             for name in sorted(before.keys() & after.keys())
         }
 
-    return run.common.once(("update", step), change)
+    return run.derived_from("state").once(("update", step), change)
 
 
 def lost_sample(run: Trajectory, step: int) -> str | None:

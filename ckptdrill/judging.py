@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
+import multiprocessing.util
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
-from itertools import repeat
 from pathlib import PurePosixPath
 
 from ckptdrill import claims, interrupt, journal, placeholders
@@ -47,6 +46,8 @@ _RESUMING = re.compile(r"resum|restart|restor|continue|load|ckpt|checkpoint", re
 _OWN_MATTER = {Reason.EVIDENCE_MISSING, Reason.NOT_EXERCISED, Reason.NOISY_REFERENCE}
 # Fact files that take as long to judge as a process takes to start.
 _FILES_WORTH_A_PROCESS = 2000
+# They cost differently, and the verdicts of one come over while the next is judged.
+_PARTS_OF_A_PROCESS = 6
 _LAUNCHES_KEPT = 8  # source, repeats, control, baseline, and the restores of one or two cells
 
 
@@ -55,45 +56,46 @@ def judge_run(run: RunFolder, matrix: Matrix, plans: Sequence[Plan]) -> tuple[Ve
 
     Every cell is judged by itself, so a large run is divided among the cores.
     """
-    about = (run, matrix, journal.replay(run))
-    with _no_collection():
-        desk = _Desk(*about)
-        controls = {
-            plan.baseline.id: _control_failure(desk.verdict(_baseline_plan(plan), None))
-            for plan in {plan.baseline.id: plan for plan in plans if plan.cell.drilled}.values()
-        }
+    desk = _Desk(run, matrix, journal.replay(run))
     # Neighbours share their launches, of which only the last few are kept.
     order = sorted(range(len(plans)), key=lambda n: (plans[n].source.id, _control_id(plans[n])))
-    given = [(plans[n], controls.get(plans[n].baseline.id)) for n in order]
+    ordered = [plans[n] for n in order]
     workers = _workers(plans)
-    if workers == 1:
-        judged = _judged(given, *about)
-    else:
-        size = -(-len(given) // workers)
-        parts = [given[at : at + size] for at in range(0, len(given), size)]
-        rest = map(repeat, about)
-        # Forking would copy whatever threads and locks the run has left here.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            judged = [each for part in pool.map(_judged, parts, *rest) for each in part]
+    judged = desk.judged(desk.given(ordered)) if workers == 1 else _divided(desk, ordered, workers)
     by_place = dict(zip(order, judged, strict=True))
     return tuple(by_place[n] for n in range(len(plans)))
 
 
-def _judged(
-    given: Sequence[tuple[Plan, str | None]],
-    run: RunFolder,
-    matrix: Matrix,
-    latest: Mapping[str, Entry],
-) -> list[Verdict]:
-    """Judge these plans, each beside why its control failed, and write each verdict."""
-    desk = _Desk(run, matrix, latest)
-    verdicts = []
-    with _no_collection():
-        for plan, control_failed in given:
-            verdicts.append(desk.verdict(plan, control_failed))
-            _write_verdict(run, plan, verdicts[-1])
-    return verdicts
+_Given = tuple[Plan, str | None]  # a plan, and why its control failed
+
+
+def _divided(desk: _Desk, plans: Sequence[Plan], workers: int) -> list[Verdict]:
+    """The verdicts of these plans, by that many processes."""
+    # Forking would copy whatever threads and locks the run has left here.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(desk,))
+    with pool, _no_collection():
+        for _ in range(workers):
+            pool.submit(_part, ())  # they start while the controls are judged
+        given = desk.given(plans)
+        size = -(-len(given) // (workers * _PARTS_OF_A_PROCESS))
+        parts = [given[at : at + size] for at in range(0, len(given), size)]
+        return [verdict for part in pool.map(_part, parts) for verdict in part]
+
+
+_here: list[_Desk] = []  # in a process that judges a part: its desk
+
+
+def _begin(desk: _Desk) -> None:
+    """Begin a process that judges parts of a run. It ends without taking its memory apart, for
+    which the run would wait a second: by then its verdicts are handed over.
+    """
+    _here.append(desk)
+    multiprocessing.util.Finalize(None, os._exit, args=(0,), exitpriority=0)
+
+
+def _part(given: Sequence[_Given]) -> list[Verdict]:
+    return _here[0].judged(given)
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,25 @@ class _Desk:
         if launch in self.latest and self.latest[launch].state is not StepState.ENDED:
             return LaunchRecord.made_of(launch, (), None, world_size)
         return read_launch(self.run, launch, world_size)
+
+    def given(self, plans: Sequence[Plan]) -> list[_Given]:
+        """These plans, each beside why its control failed."""
+        drilled = {plan.baseline.id: plan for plan in plans if plan.cell.drilled}
+        with _no_collection():
+            failures = {
+                name: _control_failure(self.verdict(_baseline_plan(plan), None))
+                for name, plan in drilled.items()
+            }
+        return [(plan, failures.get(plan.baseline.id)) for plan in plans]
+
+    def judged(self, given: Sequence[_Given]) -> list[Verdict]:
+        """Judge these plans and write each verdict."""
+        verdicts = []
+        with _no_collection():
+            for plan, control_failed in given:
+                verdicts.append(self.verdict(plan, control_failed))
+                _write_verdict(self.run, plan, verdicts[-1])
+        return verdicts
 
     def verdict(self, plan: Plan, control_failed: str | None) -> Verdict:
         """The verdict of one plan; a chain that breaks at its first resume ends there."""

@@ -35,8 +35,12 @@ def phases(record: LaunchRecord) -> Mapping[str, JsonValue]:
     ranks = [_of_rank(record, began[rank], by_rank[rank]) for rank in by_rank if rank in began]
     if not ranks:
         return {}
-    slowest = max(ranks, key=lambda found: sum(found.values()))
-    return {**slowest, "merged": _merged(record.of("load_end"))}
+    names = ("read", "initialize", "validate")
+    slowest = zip(names, max(ranks, key=sum), strict=True)
+    return {
+        **{name: round(seconds, 6) for name, seconds in slowest},
+        "merged": _merged(record.of("load_end")),
+    }
 
 
 class _UntilBatch(NamedTuple):
@@ -68,16 +72,13 @@ def _of_ranks(facts: Iterable[Fact]) -> Mapping[int, Sequence[Fact]]:
     return {rank: tuple(found) for rank, found in itertools.groupby(facts, lambda f: f.rank)}
 
 
-def _of_rank(record: LaunchRecord, started: Fact, until: _UntilBatch) -> dict[str, float]:
+def _of_rank(record: LaunchRecord, started: Fact, until: _UntilBatch) -> tuple[float, float, float]:
+    """Seconds of reading, of the rest, and of validating."""
     began, ended = record.t(started), record.t(until.batch)
     load_s = sum((record.took_s(fact) for fact in until.loads if record.t(fact) <= ended), 0.0)
     validate_s = sum(map(record.took_s, until.restored), 0.0)
     idle_s = sum(map(record.took_s, until.made), load_s + validate_s)
-    return {
-        "read": round(load_s, 6),
-        "initialize": round(max(ended - began - idle_s, 0.0), 6),
-        "validate": round(validate_s, 6),
-    }
+    return load_s, max(ended - began - idle_s, 0.0), validate_s
 
 
 def _merged(loads: tuple[Fact, ...]) -> list[JsonValue]:

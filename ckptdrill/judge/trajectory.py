@@ -76,7 +76,9 @@ class Trajectory:
 
     def silent(self, facts: Iterable[Fact]) -> tuple[int, ...]:
         """The ranks of this launch that none of `facts` comes from."""
-        return tuple(sorted(set(range(self.record.world_size)) - {f.rank for f in facts}))
+        told = {fact.rank for fact in facts}
+        size = self.record.world_size
+        return () if len(told) == size else tuple(sorted(set(range(size)) - told))
 
     def sample(self, kind: str, step: int, moment: str = "forward") -> tuple[Fact, ...]:
         """The `state`, `rng` or `roots` facts at one completed step; the last one of each rank."""

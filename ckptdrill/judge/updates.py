@@ -75,22 +75,27 @@ def first(
         if not lost_sample(run, step) and (other := update(run, step))
     ]
     band = max(safety * max(measured, default=0.0), FLOOR)
-    return replace(_compared(step, wanted, found, band, unmeasured), facts=refs)
+    of_states = pair.derived_from("state")
+    beside = of_states.once(("update", step), lambda: _side_by_side(wanted, found))
+    return replace(_compared(step, beside, band, unmeasured), facts=refs)
+
+
+def _side_by_side(wanted: Vectors, found: Vectors) -> Mapping[str, JsonValue]:
+    """The numbers of two updates of the same parameters."""
+    return {
+        "cosine": cosine(wanted, found),
+        "norm_ratio": norm_ratio(wanted, found),
+        "distance": relative_distance(wanted, found),
+        "furthest": _furthest(wanted, found),
+    }
 
 
 def _compared(
-    step: int, wanted: Vectors, found: Vectors, band: float, unmeasured: str | None
+    step: int, beside: Mapping[str, JsonValue], band: float, unmeasured: str | None
 ) -> Check:
-    """The row for two updates of the same parameters, without its facts."""
-    distance = relative_distance(wanted, found)
-    numbers: dict[str, JsonValue] = {
-        "step": step,
-        "cosine": cosine(wanted, found),
-        "norm_ratio": norm_ratio(wanted, found),
-        "distance": distance,
-        "band": band,
-        "furthest": _furthest(wanted, found),
-    }
+    """The row for two updates, without its facts."""
+    numbers = {"step": step, "band": band, **beside}
+    distance = numbers["distance"]
     shown = (
         f"cosine {numbers['cosine']:.6f}, norm ratio {numbers['norm_ratio']:.6f}; "
         f"distance {distance:.2g}, band {band:.2g}"

@@ -297,8 +297,8 @@ class _Stretches(NamedTuple):
 class _Mould:
     """A file line by line, and the facts of its common kinds.
 
-    `whole`: every line is as the observer writes it and none of a common kind was left out, so that
-    other files can be held against it.
+    `whole`: every line is as the observer writes it and none was left out, so that other files can
+    be held against it and have the same facts in the same lines.
     """
 
     lines: Sequence[_Line]
@@ -307,7 +307,7 @@ class _Mould:
 
     @cached_property
     def last_step(self) -> int | None:
-        """The last step that a line tells of."""
+        """The last step that a line of a common kind tells of."""
         return max((line.step for line in self.lines), default=None)
 
     @cached_property
@@ -428,8 +428,9 @@ def _mould_of(lines: Sequence[_Line], rank: int) -> _Mould:
         elif line.is_common and line.kind != _LAYOUT:
             continue
         kept.append(line)
-    whole = len(kept) == len(lines) and all(line.as_written for line in lines)
-    return _Mould(kept, facts, whole and bool(lines))
+    written = [line.number for line in kept if line.as_written]
+    whole = bool(lines) and written == list(range(1, 1 + lines[-1].number))
+    return _Mould(kept, facts, whole)
 
 
 def _said(reader: columns.Reader, line: _Line) -> _Data | None:

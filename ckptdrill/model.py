@@ -522,7 +522,7 @@ class Derived:
 @dataclass(frozen=True, eq=False)
 class Common:
     """What launches have in common that recorded the same: the facts of `kinds`, by kind and within
-    it rank by rank in file order, and the last step that each rank told of.
+    it rank by rank in file order, and the last step that each rank told of in them.
 
     What `derived` holds follows from these alone, so one launch may take it from another.
     """
@@ -597,10 +597,14 @@ class LaunchRecord:
         kinds = (*self.common.facts.values(), *self.own.values())
         return tuple(sorted((fact for found in kinds for fact in found), key=_place))
 
-    @property
+    @functools.cached_property
     def last_steps(self) -> Mapping[int, int]:
         """The last step that each rank told of, for those that recorded anything."""
-        return self.common.last_steps
+        steps = dict(self.common.last_steps)
+        for kind in COMMON_KINDS - self.common.kinds:
+            for fact in self.own.get(kind, ()):
+                steps[fact.rank] = max(fact.step, steps.get(fact.rank, 0))
+        return steps
 
     @property
     def ranks(self) -> tuple[int, ...]:

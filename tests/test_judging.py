@@ -1,18 +1,21 @@
 """From a run folder to verdicts: facts are read, baselines judged first, verdicts written down."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptdrill import drill, journal
+from ckptdrill import drill, fact_files, journal
 from ckptdrill.journal import StepState
+from ckptdrill.judge import trajectory
 from ckptdrill.judging import judge_run, stored_plans
 from ckptdrill.matrix import Matrix
 from ckptdrill.model import (
     Environment,
     Expectation,
+    Fact,
     Item,
     Job,
     Plan,
@@ -24,7 +27,7 @@ from ckptdrill.model import (
     to_json,
 )
 from ckptdrill.plan import SharedLaunches
-from ckptdrill.store import RunFolder, append_line, read_json, write_json
+from ckptdrill.store import RunFolder, read_json, write_json
 from tests.judge import history as histories
 from tests.judge.history import DECLARED, RESTORE_STEP, SAVES, WINDOW, History, damaged, healthy
 from tests.judge.training import Training
@@ -81,13 +84,21 @@ def on_disk(root: Path, *histories: History) -> tuple[RunFolder, tuple[Plan, ...
         for name, record in history.evidence.records.items():
             if run.launch(name).exists():
                 continue
-            for fact in record.facts:
-                line = {"fact": fact.kind, "rank": fact.rank, "step": fact.step}
-                path = run.launch(name) / f"rank{fact.rank}.jsonl"
-                append_line(path, {**line, **fact.data})
+            run.launch(name).mkdir(parents=True)
+            for rank in range(record.world_size):
+                lines = [_line(fact) for fact in record.facts if fact.rank == rank]
+                (run.launch(name) / f"rank{rank}.jsonl").write_text("".join(lines))
             if record.ended is not None:
                 write_json(run.launch(name) / "exit.json", record.ended)
     return run, tuple(history.evidence.plan for history in histories)
+
+
+def _line(fact: Fact) -> str:
+    """What the observer writes: what is a launch's own stands first."""
+    data = dict(fact.data)
+    head = {"fact": fact.kind, "t": data.pop("t"), "rank": fact.rank, "step": fact.step}
+    own = {name: data.pop(name) for name in ("took_s", "path") if name in data}
+    return json.dumps({**head, **own, **data}, separators=(",", ":")) + "\n"
 
 
 @pytest.fixture(autouse=True)
@@ -298,6 +309,49 @@ def chain(job: Training | None = None) -> History:
     for launch, at in ((plan.through, 4), (plan.restore, 8)):
         records[launch.id] = histories.run(launch, job or Training(), at=at)
     return plain.given(plan=plan, records=records)
+
+
+def test_a_verdict_is_the_same_whatever_was_judged_before_it(tmp_path: Path) -> None:
+    """Launches that recorded the same share what follows from it, and nothing else."""
+    plain = healthy("fsdp2", "fsdp4")
+    cells = [
+        named(plain, "a-healthy"),
+        named(plain, "b-alike"),
+        named(plain.differs("weights", "mix.weight", rank=1), "c-weights"),
+        named(plain.edited("rng", lambda rng: rng["kinds"].update(python="0")), "d-rng"),
+        named(plain.without("batch", rank=1), "e-lost"),
+        named(plain.ended(returncode=1).without("stopped"), "f-cut"),
+        named(plain.adding(plain.fact("observer_failed", **FAILED)), "g-failed"),
+        named(plain.refused(0), "h-refused"),
+        named(plain.edited("stepped", _twice_the_loss), "i-loss"),
+    ]
+    alone = [
+        to_json(judge_run(*_judged_alone(tmp_path / f"alone{n}", cell))[0])
+        for n, cell in enumerate(cells)
+    ]
+    assert len({json.dumps(verdict["explanation"]) for verdict in alone}) > 4
+    for name, order in (("forth", 1), ("back", -1)):
+        run, plans = on_disk(tmp_path / name, *cells[::order])
+        assert [to_json(v) for v in judge_run(run, matrix(), plans)][::order] == alone
+        one, other = (
+            fact_files.read_launch(run, plan.restore.id, 4) for plan in plans[::order][:2]
+        )
+        assert one.common is other.common
+
+
+FAILED = {"where": "state", "error": [{"type": "builtins.ValueError", "message": "no room"}]}
+
+
+def _twice_the_loss(stepped: dict[str, Any]) -> None:
+    stepped["losses"] = [2 * loss for loss in stepped["losses"]]
+
+
+def _judged_alone(root: Path, cell: History) -> tuple[RunFolder, Matrix, tuple[Plan, ...]]:
+    """A run of one cell, and nothing known of any launch."""
+    for kept in (fact_files._moulds, fact_files._common, trajectory._side_by_side):
+        kept.cache_clear()
+    run, plans = on_disk(root, cell)
+    return run, matrix(), plans
 
 
 def test_a_chain_is_judged_link_by_link(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def save(record: LaunchRecord, step: int | None, start_step: int) -> Mapping[str
     rank; and `ended_s`, the time (seconds since 1970) when the last rank came back from it. An
     asynchronous call comes back when it has staged.
     """
-    return record.derived.once(("save", step), lambda: _save(record, step, start_step))
+    key = ("save", step, start_step)
+    return record.derived.once(key, lambda: _save(record, step, start_step))
 
 
 def _save(record: LaunchRecord, step: int | None, start_step: int) -> Mapping[str, JsonValue]:

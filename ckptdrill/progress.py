@@ -80,9 +80,10 @@ class _Board:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:
-        """Note an event."""
+        """Note an event; a step that nobody planned, such as the check of warm launches, counts."""
+        named = (event.step_id,) if event.step_id is not None else ()
         with self.lock:
-            self.step_ids = tuple(dict.fromkeys((*self.step_ids, *event.planned)))
+            self.step_ids = tuple(dict.fromkeys((*self.step_ids, *event.planned, *named)))
         if event.step_id is None or event.state is None:
             return
         now = time.monotonic()

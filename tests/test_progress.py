@@ -35,6 +35,16 @@ def test_a_log_gets_one_line_per_event() -> None:
     assert "\x1b" not in log.getvalue()
 
 
+def test_no_more_steps_are_over_than_there_are() -> None:
+    log = io.StringIO()
+    with shown(["source.a"], log) as report:
+        for state in (StepState.STARTED, StepState.ENDED):
+            report(Event("source.a", state))
+            report(Event("warm-check.source.a", state))
+    counts = [line.split(" ", 1)[0] for line in log.getvalue().splitlines()]
+    assert counts == ["[0/1]", "[0/2]", "[1/2]", "[2/2]"]
+
+
 def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     reader, writer = pty.openpty()

@@ -273,44 +273,6 @@ def test_arguments_that_only_a_resumed_run_gets_are_known_to_the_judge(tmp_path:
     assert row.subjects == ("--dropout 0.3", "--strict")
 
 
-@pytest.mark.e2e
-def test_cells_divided_among_processes_get_the_same_verdicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = [named(healthy("fsdp2", "ddp1"), f"cell-{n}") for n in range(5)]
-    run, plans = on_disk(tmp_path, BASELINE, *cells)
-    alone = judge_run(run, matrix(), plans)
-    written = [read_json(run.cell(plan.cell.id) / "verdict.json") for plan in plans]
-    monkeypatch.setattr("ckptdrill.judging._FILES_WORTH_A_PROCESS", 1)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    assert judge_run(run, matrix(), plans) == alone
-    assert [read_json(run.cell(plan.cell.id) / "verdict.json") for plan in plans] == written
-
-
-# --------------------------------------------------------------------------------------------------
-# A chain of two resumes
-
-CHAIN = SharedLaunches(restore_step=4, saves=SAVES, end_step=13, repeats=1)
-# Step 4 lies in the first epoch of the made-up job.
-CHAINED = dataclasses.replace(
-    matrix(), policy=dataclasses.replace(DECLARED, out_of_scope={"epoch boundary": "step 4"})
-)
-
-
-def chain(job: Training | None = None) -> History:
-    """Restore step 4, go on to the save at 8, and restore that: all as it should be.
-
-    `job` is what the resumed runs train, if that is not what the source trains.
-    """
-    plain = healthy("fsdp2")
-    plan = drill.load("chained-resume").plan(plain.evidence.plan.cell, CHAIN)
-    runs = [(plan.source, 0), *((launch, 0) for launch in plan.repeats), (plan.baseline, 4)]
-    records = {launch.id: histories.run(launch, Training(), at=at) for launch, at in runs}
-    for launch, at in ((plan.through, 4), (plan.restore, 8)):
-        records[launch.id] = histories.run(launch, job or Training(), at=at)
-    return plain.given(plan=plan, records=records)
-
-
 def test_a_verdict_is_the_same_whatever_was_judged_before_it(tmp_path: Path) -> None:
     """Launches that recorded the same share what follows from it, and nothing else."""
     plain = healthy("fsdp2", "fsdp4")
@@ -352,6 +314,44 @@ def _judged_alone(root: Path, cell: History) -> tuple[RunFolder, Matrix, tuple[P
         kept.cache_clear()
     run, plans = on_disk(root, cell)
     return run, matrix(), plans
+
+
+@pytest.mark.e2e
+def test_cells_divided_among_processes_get_the_same_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [named(healthy("fsdp2", "ddp1"), f"cell-{n}") for n in range(5)]
+    run, plans = on_disk(tmp_path, BASELINE, *cells)
+    alone = judge_run(run, matrix(), plans)
+    written = [read_json(run.cell(plan.cell.id) / "verdict.json") for plan in plans]
+    monkeypatch.setattr("ckptdrill.judging._FILES_WORTH_A_PROCESS", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    assert judge_run(run, matrix(), plans) == alone
+    assert [read_json(run.cell(plan.cell.id) / "verdict.json") for plan in plans] == written
+
+
+# --------------------------------------------------------------------------------------------------
+# A chain of two resumes
+
+CHAIN = SharedLaunches(restore_step=4, saves=SAVES, end_step=13, repeats=1)
+# Step 4 lies in the first epoch of the made-up job.
+CHAINED = dataclasses.replace(
+    matrix(), policy=dataclasses.replace(DECLARED, out_of_scope={"epoch boundary": "step 4"})
+)
+
+
+def chain(job: Training | None = None) -> History:
+    """Restore step 4, go on to the save at 8, and restore that: all as it should be.
+
+    `job` is what the resumed runs train, if that is not what the source trains.
+    """
+    plain = healthy("fsdp2")
+    plan = drill.load("chained-resume").plan(plain.evidence.plan.cell, CHAIN)
+    runs = [(plan.source, 0), *((launch, 0) for launch in plan.repeats), (plan.baseline, 4)]
+    records = {launch.id: histories.run(launch, Training(), at=at) for launch, at in runs}
+    for launch, at in ((plan.through, 4), (plan.restore, 8)):
+        records[launch.id] = histories.run(launch, job or Training(), at=at)
+    return plain.given(plan=plan, records=records)
 
 
 def test_a_chain_is_judged_link_by_link(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ckptdrill.model import Derived, Fact, JsonValue, LaunchRecord
 
 _TEMPORARY = r"(?:[._~]|te?mp[._-]?)*"
 _RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
+_PLACE = operator.attrgetter("rank", "line")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +53,12 @@ class Trajectory:
 
     @cached_property
     def batches(self) -> Mapping[int, tuple[Fact, ...]]:
-        """Step being trained -> its `batch` facts. A batch seen with n steps done
-        belongs to n+1.
-        """
-        named = self.record.of("samples")  # the job's own identifiers, where it told them
-        if named:
-            return _by_step(named, self.offset + 1)
-        return {step + 1: facts for step, facts in self._of_step("batch").items()}
+        """Step being trained -> its `batch` facts."""
+        # The job's own identifiers, where it told them.
+        kind = "samples" if self.record.of("samples") else "batch"
+        batches, stepped = self.record.of(kind), self.record.of("stepped")
+        derived = self.derived_from(kind, "stepped")
+        return derived.once("batches", lambda: _by_training(batches, stepped, self.offset))
 
     @property
     def last_step(self) -> int:
@@ -138,7 +138,8 @@ class Trajectory:
     def row_counts(self, step: int) -> Counter[str]:
         """How often each row was consumed by all ranks in the step that leads to `step`."""
         rows = (fact.data["rows"] for fact in self.batches.get(step, ()))
-        of_batches = self.derived_from("samples" if self.record.of("samples") else "batch")
+        kind = "samples" if self.record.of("samples") else "batch"
+        of_batches = self.derived_from(kind, "stepped")
         return of_batches.once(("rows", step), lambda: Counter(itertools.chain.from_iterable(rows)))
 
     def refs(self, steps: Iterable[int]) -> tuple[str, ...]:
@@ -241,6 +242,24 @@ def _side_by_side(*_pair: object) -> Derived:
 def _by_step(facts: Iterable[Fact], offset: int) -> Mapping[int, tuple[Fact, ...]]:
     ordered = sorted(sorted(facts, key=_RANK), key=_STEP)
     return {step + offset: tuple(found) for step, found in itertools.groupby(ordered, _STEP)}
+
+
+def _by_training(
+    batches: Iterable[Fact], stepped: Iterable[Fact], offset: int
+) -> Mapping[int, tuple[Fact, ...]]:
+    """Step being trained -> its batches, rank by rank in file order. That is the step of the
+    optimizer that steps next: with several of them, the first to step closes the step, and what the
+    others consume after it still belongs there.
+    """
+    found: dict[int, list[Fact]] = {}
+    closes: dict[int, int] = {}  # rank -> the step that is closed next
+    for fact in sorted((*batches, *stepped), key=_PLACE, reverse=True):
+        if fact.kind == "stepped":
+            closes[fact.rank] = fact.step
+        else:
+            step = closes.get(fact.rank, fact.step + 1)
+            found.setdefault(step + offset, []).append(fact)
+    return {step: tuple(reversed(found[step])) for step in sorted(found)}
 
 
 def _moment(fact: Fact) -> str | None:

@@ -24,6 +24,7 @@ from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
 _SHOWN = 6
+_VARIABLES_SHOWN = 12
 _CLOCK = re.compile(r"(^|[._\[])(t\d?|\w*time\w*|start\w*|began|tic|now|clock)\]?$", re.IGNORECASE)
 _PARTS = {Item.WEIGHTS: "weights", Item.BUFFERS: "buffers", Item.MOMENTS: "optimizer"}
 
@@ -281,12 +282,32 @@ def _rows(run: Trajectory, step: int) -> Counter[str]:
 
 def _variable_clauses(pair: Pair) -> Iterable[str]:
     """What the script's own variables held before the first step, where no checkpoint held it."""
+    told = _held_otherwise(pair)
+    if told:
+        shown = "; ".join(told[:_VARIABLES_SHOWN])
+        yield f"of the script's own variables these were others before that step: {shown}"
+
+
+def other_before(pair: Pair) -> frozenset[str]:
+    """What the script's own variables are called that were others before the first step."""
+    return frozenset(_called(text) for text in _held_otherwise(pair))
+
+
+def _held_otherwise(pair: Pair) -> list[str]:
+    """In words that begin with the name. What several frames hold is told once."""
     told = averages.held_otherwise(pair)
     if pair.reference.record.world_size == pair.restored.record.world_size:
         told += _other_variables(pair)
-    if told:
-        shown = "; ".join(dict.fromkeys(told[:_SHOWN]))
-        yield f"of the script's own variables these were others before that step: {shown}"
+    once: dict[tuple[str, str], str] = {}
+    for text in told:
+        once.setdefault((_called(text), text.partition(" ")[2]), text)
+    return list(once.values())
+
+
+def _called(text: str) -> str:
+    """`norms` of `len(Trainer.norms) is 0`: the last name in the first word."""
+    *_, last = re.findall(r"\w+", text.partition(" ")[0])
+    return str(last)
 
 
 def _other_variables(pair: Pair) -> list[str]:

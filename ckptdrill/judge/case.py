@@ -150,6 +150,14 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
         control,
         epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
     )
+    update = updates.first(
+        pair,
+        repeats,
+        control,
+        safety=evidence.tolerance.safety,
+        noisy=noisy,
+        unmeasured=unmeasured,
+    )
     return (
         states.keys(sampled),
         progress.step(pair),
@@ -176,15 +184,9 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
             random_continues=same_size
             or evidence.policy.rng_other_world_size is RngPolicy.CONTINUED,
             data_holds=order.status is Held.HELD,
+            other_before=blame.other_before(pair) if update.status is Held.BROKEN else None,
         ),
-        updates.first(
-            pair,
-            repeats,
-            control,
-            safety=evidence.tolerance.safety,
-            noisy=noisy,
-            unmeasured=unmeasured,
-        ),
+        update,
         loss.window(
             pair,
             repeats,

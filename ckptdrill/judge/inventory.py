@@ -15,6 +15,7 @@ against a restore; a leaf that equals the control's belongs to the target topolo
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,8 +159,15 @@ def next_save(
     safety: float,
     random_continues: bool,
     data_holds: bool = False,
+    other_before: frozenset[str] | None = None,
 ) -> Check:
-    """One row over all leaves of the first save after the restore that both runs made."""
+    """One row over all leaves of the first save after the restore that both runs made.
+
+    `other_before` is None where the updates are the reference's. Else what follows from them is
+    another by then: what is named like weights and moments (an average), and every other tensor or
+    fraction too, where the script already held something otherwise before the first step. What it
+    held then has one of these names.
+    """
     reference_steps = [s for s in saved_steps(pair.reference) if s > pair.restore_step]
     restored_steps = [s for s in saved_steps(pair.restored) if s > pair.restore_step]
     common = sorted(set(reference_steps) & set(restored_steps))
@@ -181,10 +189,8 @@ def next_save(
     comparison = _the_same(asked)
     told = [*collapsed(pair), *probed(pair)]
     found = comparison.problems
-    of_state = _of_state(pair.reference, step) if found else frozenset()
-    # Weights and moments that differ by now follow from what went before: other leaves tell more.
-    follow = [text for key, text in found if _content(reference, key) in of_state]
-    own = [*told, *(text for key, text in found if _content(reference, key) not in of_state)]
+    causes, follow = _causes(pair, comparison, step, other_before) if found else ([], [])
+    own = [*told, *causes]
     problems = [*own, *follow]
     numbers = {"step": step, "leaves": len(reference.keys), "differing": len(problems)}
     if follow and not own:
@@ -207,6 +213,43 @@ def next_save(
         refs,
         numbers,
     )
+
+
+def _causes(
+    pair: Pair, comparison: _Comparison, step: int, other_before: frozenset[str] | None
+) -> tuple[list[str], list[str]]:
+    """The problems that may be why the rest differs, those under `other_before` first; and those
+    that follow from what went before, as weights and moments do by then.
+    """
+    of_state, trained = _of_state(pair.reference, step), _trained(pair.reference, step)
+    reference, restored = comparison.reference, comparison.restored
+    names = other_before or frozenset()
+
+    def before(key: str) -> bool:
+        return not names.isdisjoint(re.findall(r"\w+", key))
+
+    def follows(key: str) -> bool:
+        if _content(reference, key) in of_state:
+            return True
+        if other_before is None or before(key):
+            return False
+        if key.endswith(trained) or not names:
+            return key.endswith(trained)
+        both = (reference.values(key), restored.values(key))
+        return all(v and isinstance(v[0], (dict, float)) for v in both)  # a dict is a tensor
+
+    found = [(key, text, follows(key)) for key, text in comparison.problems]
+    causes = [(not before(key), text) for key, text, after in found if not after]
+    causes.sort(key=operator.itemgetter(0))
+    return [text for _, text in causes], [text for _, text, after in found if after]
+
+
+def _trained(run: Trajectory, step: int) -> tuple[str, ...]:
+    """How keys of weights and moments end: of a tensor of one element they have a number."""
+    facts = run.sample("state", step, "save") or run.sample("state", step)
+    weights = {name for fact in facts for name in fact.data["weights"]}
+    moments = {f".{name.rpartition('.')[2]}" for f in facts for name in f.data["optimizer"]}
+    return tuple(weights | moments)
 
 
 def _of_state(run: Trajectory, step: int) -> frozenset[object]:

@@ -32,15 +32,15 @@ def row(pair: Pair, state: states.Sampled) -> Check:
             tuple(problems[:8]),
             state.refs,
         )
-    idle = _idle_scaler(pair) or _idle_extra_state(pair)
-    if idle:
+    scaler, extra = _idle_scaler(pair), _idle_extra_state(pair)
+    if scaler or extra:
+        how = "a short growth_interval" if scaler else "a device that has the type, a later save"
         return Check(
             Item.PRECISION,
             Held.NOT_EXERCISED,
-            idle,
+            scaler or extra or "",
             facts=state.refs,
-            next_move="make it move before the save (a short growth_interval, a device that "
-            "has the type), or declare the item out of scope",
+            next_move=f"make it change before the save ({how}), or declare the item out of scope",
         )
     used = any(scaler for fact in state.source for scaler in fact.data["scalers"])
     summary = "loss scaler state equal" if used else "no loss scaler in use"

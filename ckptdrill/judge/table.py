@@ -345,9 +345,20 @@ def _open(case: Case, rows: Sequence[Check]) -> Verdict:
         reason,
         f"{first.item.value}: {first.summary}",
         first,
-        first.next_move
-        or f"read launches/{case.restore.launch_id}/rank*.err for why it was not recorded, then "
-        "run the cell again",
+        first.next_move or _where_to_look(case),
+    )
+
+
+def _where_to_look(case: Case) -> str:
+    """What to do about a fact that is missing, and nothing says why."""
+    if not case.pair.reference.sample("state", case.pair.restore_step):
+        return (
+            "state is sampled when every optimizer of the loop has stepped: choose a restore_step "
+            f"at which all do, or read launches/{case.source.launch_id}/rank*.err"
+        )
+    return (
+        f"read launches/{case.restore.launch_id}/rank*.err for why it was not recorded, then run "
+        "the cell again"
     )
 
 
@@ -437,12 +448,14 @@ _RULES = {
 
 _DIVERGED_MOVES = {
     Item.STEP: "compare what the script stores as its step with where its loop starts",
-    Item.WEIGHTS: "check key prefixes and strictness of the load, and what runs after it",
+    Item.WEIGHTS: "check what the save wrote under these names, key prefixes and strictness of the "
+    "load, and what runs after it",
     Item.BUFFERS: "save the buffers, or rebuild non-persistent ones after materialising the model",
     Item.MOMENTS: "load into a template that has the state (get_state_dict materialises it)",
     Item.HYPERPARAMETERS: "restore param_groups after building the optimizer, not before",
     Item.SCHEDULER: "restore the scheduler's state_dict, and let it drive the optimizer that steps",
-    Item.PRECISION: "restore the loss scaler's state_dict",
+    Item.PRECISION: "save and restore what this row names: a loss scaler, an average, the extra state "
+    "of a layer",
     Item.DATA: "store the sampler's epoch and position, and set both before the first batch",
     Item.INVENTORY: "compare what the script saves under this key with what it puts back",
     Item.RNG: "restore the generators last, after everything that seeds or draws",

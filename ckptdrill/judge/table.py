@@ -454,8 +454,8 @@ _DIVERGED_MOVES = {
     Item.MOMENTS: "load into a template that has the state (get_state_dict materialises it)",
     Item.HYPERPARAMETERS: "restore param_groups after building the optimizer, not before",
     Item.SCHEDULER: "restore the scheduler's state_dict, and let it drive the optimizer that steps",
-    Item.PRECISION: "save and restore what this row names: a loss scaler, an average, the extra state "
-    "of a layer",
+    Item.PRECISION: "save and restore what this row names: a loss scaler, an average, the extra "
+    "state of a layer",
     Item.DATA: "store the sampler's epoch and position, and set both before the first batch",
     Item.INVENTORY: "compare what the script saves under this key with what it puts back",
     Item.RNG: "restore the generators last, after everything that seeds or draws",

@@ -213,21 +213,20 @@ def _collect(frame: Any, found: dict[str, Any], kinds: tuple[type, ...] = (int,)
     where = "" if frame.f_code.co_name == "<module>" else frame.f_code.co_name + "."
     with _variables(frame) as variables:
         for name, value in variables.items():
-            for key, number in _numbers(name, value, kinds):
-                label = key if name == "self" else where + key
-                found.setdefault(label, number)
+            for key, held in _numbers(name, value, kinds):
+                for label, number in _told(key if name == "self" else where + key, held):
+                    if abs(number) < 2**53:  # which infinity and NaN are not
+                        found.setdefault(label, number)
 
 
 def _numbers(
     name: str, value: Any, kinds: tuple[type, ...], depth: int = 0
 ) -> list[tuple[str, Any]]:
-    """The numbers of these kinds behind one name: itself, a small dict's, or those of a user's own
-    object.
-    """
+    """What is of these kinds behind one name: itself, in a small dict, in a user's own object."""
     if name.startswith("__") or name.isupper():
         return []
     if type(value) in kinds:
-        return [pair for pair in _told(name, value) if abs(pair[1]) < 2**53]  # no infinity, no NaN
+        return [(name, value)]
     if depth < 3 and type(value) is dict and len(value) <= 64:
         pairs = [(f"{name}[{key}]", item) for key, item in value.items() if isinstance(key, str)]
         return [pair for key, item in pairs for pair in _numbers(key, item, kinds, depth + 2)]

@@ -238,7 +238,7 @@ def updated(before: Mapping[str, float], now: Mapping[str, float]) -> str:
         state["projections"]["mix.weight"] = [5.0, 5.0]
 
     history = alone().edited("state", change, step=1, at="forward")
-    there = history.fact("variables", step=RESTORE_STEP, launch="source", values=dict(before))
+    there = history.fact("variables", step=RESTORE_STEP, values=dict(before))
     here = history.fact("variables", values=dict(now))
     return summary(history.adding(there, launch="source").adding(here), Item.UPDATES)
 
@@ -246,6 +246,12 @@ def updated(before: Mapping[str, float], now: Mapping[str, float]) -> str:
 def test_variables_that_held_other_numbers_are_named() -> None:
     said = updated({"job.scale": 0.75, "job.same": 1}, {"job.scale": 1.0, "job.same": 1})
     assert said.endswith("were others before that step: job.scale is 1, the reference has 0.75")
+
+
+def test_what_several_frames_hold_is_told_once() -> None:
+    said = updated({"Trainer.k": 8, "main.t.k": 8, "k": 7}, {"Trainer.k": 0, "main.t.k": 0, "k": 0})
+    told = "Trainer.k is 0, the reference has 8; k is 0, the reference has 7"
+    assert said.endswith(f"before that step: {told}")
 
 
 def test_clocks_and_what_one_run_alone_holds_explain_nothing() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ckptdrill.model import Held, Item, Policy, Reason, RngPolicy, VerdictWord
-from tests.judge.history import History, healthy, other
+from tests.judge.history import RESTORE_STEP, History, healthy, other
 
 
 def saving(edit: Any, launch: str = "restore", rank: int | None = None) -> History:
@@ -47,7 +47,7 @@ def test_a_tensor_that_differs_is_blamed() -> None:
     assert (check.status, check.subjects) == (Held.BROKEN, ("model.mix.weight",))
 
 
-def _trained_otherwise(*names: str, cursor: int = 0) -> History:
+def _trained_otherwise(*names: str, cursor: int = 0, target: str = "fsdp4") -> History:
     """The first update was another, and so are these tensors of the next save."""
 
     def change(leaves: dict[str, Any]) -> None:
@@ -59,7 +59,8 @@ def _trained_otherwise(*names: str, cursor: int = 0) -> History:
     def update(state: dict[str, Any]) -> None:
         state["projections"]["mix.weight"] = [5.0, 5.0]
 
-    return saving(change).edited("state", update, step=1, at="forward")
+    history = also(healthy("fsdp2", target), change, "restore")
+    return history.edited("state", update, step=1, at="forward")
 
 
 def test_weights_that_differ_later_do_not_take_the_blame_from_the_update() -> None:
@@ -73,6 +74,62 @@ def test_weights_that_differ_later_do_not_take_the_blame_from_the_update() -> No
 def test_a_leaf_of_the_jobs_own_is_named_before_weights_that_follow() -> None:
     verdict = _trained_otherwise("model.embed.weight", cursor=1).verdict()
     assert (verdict.blame_item, verdict.blame_subject) == (Item.INVENTORY, "trainer.cursor")
+
+
+def _put(more: dict[str, Any], leaves: dict[str, Any]) -> None:
+    leaves.update(more)
+
+
+def _with_leaves(history: History, **more: Any) -> History:
+    """Both runs save these as well: (what the reference has, what the restored run has)."""
+    for launch, place in (("source", 0), ("restore", 1)):
+        history = also(
+            history,
+            lambda leaves, n=place: leaves.update({k: v[n] for k, v in more.items()}),
+            launch,
+        )
+    return history
+
+
+def _tensor(digit: str) -> dict[str, Any]:
+    return {"entry": ["float32", [2], [0], [2], digit * 32], "projection": [float(digit), 1.0]}
+
+
+AVERAGE = {"average.mix.weight": (_tensor("1"), _tensor("2"))}
+TABLE = {"table": (_tensor("3"), _tensor("4"))}
+
+
+def _held_before(history: History, name: str) -> History:
+    """The script held another number under this name before the first step."""
+    then = history.fact("variables", step=RESTORE_STEP, values={name: 1.0})
+    now = history.fact("variables", values={name: 2.0})
+    return history.adding(then, launch="source").adding(now)
+
+
+def _blamed(history: History) -> tuple[Item | None, str | None]:
+    verdict = history.verdict()
+    return verdict.blame_item, verdict.blame_subject
+
+
+def test_an_average_of_weights_that_train_otherwise_follows_from_them() -> None:
+    history = _with_leaves(_trained_otherwise("model.mix.weight", target="fsdp2"), **AVERAGE)
+    assert _blamed(history) == (Item.UPDATES, "mix.weight")
+
+
+def test_a_tensor_of_the_jobs_own_is_blamed_where_nothing_else_explains_the_update() -> None:
+    history = _trained_otherwise("model.mix.weight", target="fsdp2")
+    history = _with_leaves(history, **AVERAGE, **TABLE)
+    assert _blamed(history) == (Item.INVENTORY, "table")
+    explained = _held_before(history, "Trainer.clip")
+    assert _blamed(explained) == (Item.UPDATES, "mix.weight")
+    assert "Trainer.clip is 2, the reference has 1" in explained.verdict().explanation
+
+
+def test_a_leaf_that_the_script_held_otherwise_before_is_the_cause() -> None:
+    history = _trained_otherwise("model.mix.weight", target="fsdp2")
+    history = _with_leaves(history, a_mean=(0.5, 0.6), rho=(0.06, 0.05), **AVERAGE, **TABLE)
+    assert _blamed(_held_before(history, "main.rho")) == (Item.INVENTORY, "rho")
+    assert _blamed(_held_before(history, "sum(Trainer.table)")) == (Item.INVENTORY, "table")
 
 
 def test_what_the_source_does_not_reproduce_is_not_held_against_a_restore() -> None:

@@ -27,7 +27,7 @@ def test_a_scaler_that_differs_is_blamed(key: str) -> None:
     verdict = healthy().state(lambda s: s["scalers"][0].update({key: 1.0})).verdict()
     assert (verdict.reason, verdict.blame_item) == (Reason.DIVERGED, Item.PRECISION)
     assert f".{key} is 1.0" in verdict.explanation
-    assert "loss scaler's state_dict" in verdict.next_move
+    assert "a loss scaler" in verdict.next_move
 
 
 def test_a_scaler_that_is_gone_is_blamed() -> None:

@@ -1,9 +1,12 @@
 """The steps that a library's loop counts are found by their names, and nothing else of it is."""
 
+import collections
 import sys
 import types
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ckptdrill.observer import program
 
@@ -67,3 +70,23 @@ def test_numbers_are_those_of_the_users_frames_with_fractions() -> None:
     ours = {name: value for name, value in found.items() if name.startswith("loop.")}
     assert ours == {"loop.job.weights[class]": 0.75, "loop.job.weights[size]": 2, "loop.rate": 0.5}
     assert "loop.rate" not in program.loop_counters(sys._getframe())
+
+
+def test_lists_and_tensors_that_nothing_trains_are_told_by_their_sums() -> None:
+    class Job:
+        def __init__(self) -> None:
+            self.norms = collections.deque([1.5, 2.5], maxlen=8)
+            self.queue, self.trained = torch.ones(3), torch.ones(3, requires_grad=True)
+            self.names, self.large, self.empty = ["a"], [0] * 70_000, torch.ones(0)
+            self.lost = torch.tensor([float("nan")])
+
+    def loop(job: Job) -> dict[str, Any]:
+        return program.numbers(sys._getframe())
+
+    found = loop(Job())
+    ours = {name: value for name, value in found.items() if "loop." in name}
+    assert ours == {
+        "len(loop.job.norms)": 2,
+        "sum(loop.job.norms)": 4.0,
+        "sum(loop.job.queue)": 3.0,
+    }

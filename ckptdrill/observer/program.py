@@ -199,14 +199,23 @@ def _told(name: str, value: Any) -> list[tuple[str, Any]]:
     if type(value) in (int, float):
         return [(name, value)]
     if type(value) is _Tensor:
-        plain = not value.requires_grad and value.device.type in ("cpu", "cuda")
-        if not plain or value.is_complex() or not 0 < value.numel() <= _MAX_SUMMED:
-            return []
-        with torch.no_grad():
-            return [(f"sum({name})", float(value.double().sum()))]
+        total = _sum(value)
+        return [] if total is None else [(f"sum({name})", total)]
     if len(value) > _MAX_SUMMED or not all(type(item) in (int, float) for item in value):
         return []
     return [(f"len({name})", len(value)), (f"sum({name})", sum(value))]
+
+
+def _sum(tensor: torch.Tensor) -> float | None:
+    """None of what is trained, empty or large, or has no sum (batched by vmap, quantized)."""
+    plain = not tensor.requires_grad and tensor.device.type in ("cpu", "cuda")
+    if not plain or tensor.is_complex() or not 0 < tensor.numel() <= _MAX_SUMMED:
+        return None
+    try:
+        with torch.no_grad():
+            return float(tensor.double().sum())
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _collect(frame: Any, found: dict[str, Any], kinds: tuple[type, ...] = (int,)) -> None:

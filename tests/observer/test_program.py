@@ -78,7 +78,7 @@ def test_lists_and_tensors_that_nothing_trains_are_told_by_their_sums() -> None:
             self.norms = collections.deque([1.5, 2.5], maxlen=8)
             self.queue, self.trained = torch.ones(3), torch.ones(3, requires_grad=True)
             self.names, self.large, self.empty = ["a"], [0] * 70_000, torch.ones(0)
-            self.lost = torch.tensor([float("nan")])
+            self.lost, self.meta = torch.tensor([float("nan")]), torch.ones(2, device="meta")
 
     def loop(job: Job) -> dict[str, Any]:
         return program.numbers(sys._getframe())
@@ -90,3 +90,12 @@ def test_lists_and_tensors_that_nothing_trains_are_told_by_their_sums() -> None:
         "sum(loop.job.norms)": 4.0,
         "sum(loop.job.queue)": 3.0,
     }
+
+
+def test_a_tensor_without_a_sum_is_passed_over() -> None:
+    def inside(batched: torch.Tensor) -> torch.Tensor:
+        assert program._sum(batched) is None
+        return batched
+
+    torch.func.vmap(inside)(torch.ones(3, 2))
+    assert program._sum(torch.ones(3, 2)) == 6.0

@@ -226,8 +226,6 @@ def _line(number: int, line: bytes) -> _Line | None:
 
 def _as_own(line: _Line) -> _Line:
     """A line as one of which other files have nothing but the kind."""
-    if not line.is_common:
-        return line
     named = ["t", *["took_s"] * line.has_took_s, *["path"] * line.has_path]
     own = dict(zip(named, line.own, strict=True))
     text = b'%b,"rank":%d,"step":%d' % (own["t"], line.rank, line.step)
@@ -270,11 +268,8 @@ def _by_another_hand(number: int, line: bytes) -> _Line | None:
     if not isinstance(kind, str):
         return None
     rest = json.dumps(value, separators=(",", ":")).encode()[1:]
-    if _is_common(kind):
-        return _Line(number, kind, True, (t,), rank, step, rest=rest, as_written=False)
-    more = b"" if rest == b"}" else b","
-    own = b'%b,"rank":%d,"step":%d%b%b' % (t, rank, step, more, rest)
-    return _Line(number, kind, False, (own,), as_written=False)
+    told = _Line(number, kind, True, (t,), rank, step, rest=rest, as_written=False)
+    return told if _is_common(kind) else _as_own(told)
 
 
 # ------------------------------------------------------------------ moulds

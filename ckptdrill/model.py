@@ -573,7 +573,7 @@ class LaunchRecord:
         """
         by_kind: dict[str, list[Fact]] = {}
         last_steps: dict[int, int] = {}
-        for fact in sorted(facts, key=_place):
+        for fact in sorted(facts, key=place_of):
             by_kind.setdefault(fact.kind, []).append(fact)
             last_steps[fact.rank] = max(fact.step, last_steps.get(fact.rank, 0))
         kinds = {kind: tuple(found) for kind, found in by_kind.items()}
@@ -581,7 +581,7 @@ class LaunchRecord:
             launch_id,
             Common(frozenset(kinds), kinds, last_steps),
             {},
-            _InFacts({_place(f): f.data for found in kinds.values() for f in found}),
+            _InFacts({place_of(f): f.data for found in kinds.values() for f in found}),
             ended,
             world_size,
         )
@@ -595,7 +595,7 @@ class LaunchRecord:
     def facts(self) -> tuple[Fact, ...]:
         """All of them, rank by rank in file order."""
         kinds = (*self.common.facts.values(), *self.own.values())
-        return tuple(sorted((fact for found in kinds for fact in found), key=_place))
+        return tuple(sorted((fact for found in kinds for fact in found), key=place_of))
 
     @functools.cached_property
     def last_steps(self) -> Mapping[int, int]:
@@ -665,7 +665,8 @@ class _InFacts:
         return self.data[rank, line].get("path")
 
 
-def _place(fact: Fact) -> tuple[int, int]:
+def place_of(fact: Fact) -> tuple[int, int]:
+    """Rank and line: by it facts stand rank by rank in file order."""
     return fact.rank, fact.line
 
 

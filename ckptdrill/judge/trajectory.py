@@ -17,11 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
-from ckptdrill.model import Derived, Fact, JsonValue, LaunchRecord
+from ckptdrill.model import Derived, Fact, JsonValue, LaunchRecord, place_of
 
 _TEMPORARY = r"(?:[._~]|te?mp[._-]?)*"
 _RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
-_PLACE = operator.attrgetter("rank", "line")
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +252,7 @@ def _by_training(
     """
     found: dict[int, list[Fact]] = {}
     closes: dict[int, int] = {}  # rank -> the step that is closed next
-    for fact in sorted((*batches, *stepped), key=_PLACE, reverse=True):
+    for fact in sorted((*batches, *stepped), key=place_of, reverse=True):
         if fact.kind == "stepped":
             closes[fact.rank] = fact.step
         else:

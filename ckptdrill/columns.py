@@ -28,8 +28,9 @@ _LONG_LINE_BYTES = 16_384
 _decode = msgspec.json.Decoder().decode
 # Where facts have columns, by their kind.
 WITH_COLUMNS = {
-    "state": ("weights", "buffers", "optimizer", "projections"),
-    "inventory": ("leaves",),
+    "state": ("weights", "buffers", "optimizer", "projections", "movable"),
+    "inventory": ("leaves", "movable"),
+    "gradient": ("leaves",),
     "restored": ("values",),
 }
 

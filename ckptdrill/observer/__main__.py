@@ -49,6 +49,7 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
             hooks,
             probe,
             program,
+            quiet,
             storage,
             watch,
         )
@@ -57,6 +58,8 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
         loop = watch.Watch(recorder, launch)
         recorder.guarded(storage.install)(recorder, launch)
         hooks.install(loop, recorder)
+        if launch.get("quiet"):
+            recorder.guarded(quiet.install)(hooks.in_a_model)
         if launch.get("file_events"):
             from . import file_events
 
@@ -69,6 +72,8 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
         _finish_threads()
         code = _exit_code(request)
     except BaseException as error:
+        if loop is not None:
+            loop.let_part()
         recorder.record_durably(
             "crashed",
             during=loop.phase if loop else "start",
@@ -77,6 +82,8 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
         )
         traceback.print_exc()
         code = 1
+    if loop is not None:
+        recorder.guarded(loop.program_ended)(well=code == 0)
     recorder.guarded(lambda: recorder.record("imported", packages=imported()))()
     if loop is not None:
         storage.conclude(recorder, launch)
@@ -104,7 +111,7 @@ def _arm_stacks(folder: str, rank: int) -> None:
 def _describe(launch: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from . import fingerprint
+    from . import fingerprint, parting
 
     cuda = torch.cuda.is_available()
     return {
@@ -118,6 +125,7 @@ def _describe(launch: dict[str, Any]) -> dict[str, Any]:
         "device_count": torch.cuda.device_count() if cuda else 0,
         "threads": torch.get_num_threads(),
         "arguments": launch["args"],
+        "last_step": parting.last_step(launch),
         "program_sha256": _sha256(launch.get("program")),
         "self_test": fingerprint.self_test(),
     }

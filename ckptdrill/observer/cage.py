@@ -407,8 +407,10 @@ def _own(
 
 def _first_failure(errors: Path) -> dict[str, Any] | None:
     """The rank that torchrun saw failing first, and its exit code; ranks that are ended because of
-    it leave no other word than that they lost it.
+    it leave no other word than that they lost it. A launcher that was ended at once said nothing.
     """
+    if not errors.exists():
+        return None
     with errors.open(encoding="utf-8", errors="replace") as lines:
         found = next(filter(None, map(_FIRST_FAILURE.search, lines)), None)
     if found is None:

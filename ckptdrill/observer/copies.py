@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import fingerprint, program, state
+from . import inventory, program, state
 from .names import WRAPPER_PARTS, Roots
 
 _DEPTH = 4
@@ -48,7 +48,7 @@ def _leaf(tensor: torch.Tensor) -> Any:
     entry = state.entry(tensor)
     if not isinstance(entry, list):
         return entry
-    return {"entry": entry, "projection": fingerprint.project(tensor)}
+    return {"entry": entry, "projection": inventory.numbers_of(tensor)}
 
 
 def _models(roots: Roots) -> Iterator[Tensors]:

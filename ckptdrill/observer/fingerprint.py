@@ -149,6 +149,17 @@ def project(tensor: torch.Tensor) -> list[float]:
         return _project_parts(local.device, [(local, shape, dim_runs, 0)])
 
 
+def square(local: torch.Tensor) -> float:
+    """Return the sum of the squares of plain floating-point values, in float64.
+
+    Sums of distinct parts add up to that of the whole, wherever they belong.
+    """
+    if not local.numel():
+        return 0.0
+    norm = torch.linalg.vector_norm(local.detach(), dtype=torch.float64)
+    return float(norm) ** 2
+
+
 def flat_project(
     flat: torch.Tensor, global_shape: Sequence[int], start: int, slab: Slab | None = None
 ) -> list[float]:
@@ -180,6 +191,23 @@ def row_hashes(batch: torch.Tensor) -> list[str]:
         if math.prod(rows.shape[1:]) * rows.element_size() <= _BIG_ROW_BYTES:
             return [_blake(header, _raw(row)) for row in rows.cpu().contiguous()]
         return [_blake(header, _hex(_whole_words(row)).encode()) for row in rows]
+
+
+def shorter_row_hashes(batch: torch.Tensor) -> tuple[list[str], list[list[str]]]:
+    """Return `row_hashes`, and for each row of integers the hashes of it without its last element
+    and without its last two; the second list is empty for other dtypes.
+
+    A row that is padded in one batch ends in an element of the padding, and `tokens[:, :-1]` cuts
+    either that or the last token: by these it is known again. Raises TypeError as `entry` does.
+    """
+    with torch.no_grad():
+        rows = _unwrap(batch).detach()
+        if rows.dim() < 2 or rows.is_floating_point() or rows.is_complex():
+            return row_hashes(batch), []
+        _require_bytes(rows)
+        flat = _bits(rows).reshape(rows.shape[0], math.prod(rows.shape[1:]))
+        found = _hashes_from_the_end(flat.cpu(), _dtype_name(rows.dtype))
+        return [each[0] for each in found], [each[1:] for each in found]
 
 
 def self_test() -> str | None:
@@ -848,13 +876,29 @@ def _blake(header: str, raw: bytes) -> str:
 
 def _collapsed_hashes(rows: torch.Tensor, name: str) -> list[str]:
     """Hash each row of an integer CPU tensor [n, m] without the length of its padding."""
+    return [each[0] for each in _hashes_from_the_end(rows, name, shorter=0)]
+
+
+def _hashes_from_the_end(rows: torch.Tensor, name: str, shorter: int = 2) -> list[list[str]]:
+    """For each row of an integer CPU tensor [n, m] its hash without the length of its padding, and
+    those of what is left without the last element, the last two …: as many as leave two elements.
+    """
     if rows.shape[1] == 0:
-        return [_blake(name, b"")] * rows.shape[0]
+        return [[_blake(name, b"")] for _ in range(rows.shape[0])]
     head = (rows == rows[:, :1]).to(torch.int8).cummin(1).values.sum(1).tolist()
     tail = (rows == rows[:, -1:]).flip(1).to(torch.int8).cummin(1).values.sum(1).tolist()
     rows = rows.contiguous()
-    hashes = []
+    size = rows.element_size()
+    found = []
     for row, lead, trail in zip(rows, head, tail):
-        end = max(rows.shape[1] - trail + 1, lead)
-        hashes.append(_blake(name, _raw(row[lead - 1 : end])))
-    return hashes
+        raw = _raw(row[lead - 1 : max(rows.shape[1] - trail + 1, lead)])
+        fewer = min(shorter, max(len(raw) // size - 2, 0))
+        ends = [len(raw) - n * size for n in range(fewer, -1, -1)]
+        state = hashlib.blake2b(name.encode() + b"\0", digest_size=8)
+        hashes, begin = [], 0
+        for end in ends:  # the shortest first, so that each is gone through once
+            state.update(raw[begin:end])
+            hashes.append(state.copy().hexdigest())
+            begin = end
+        found.append(hashes[::-1])
+    return found

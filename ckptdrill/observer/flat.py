@@ -59,11 +59,20 @@ class Fragment:
             return fingerprint.entry(values)  # not sharded, or not at the moment
         return fingerprint.flat_entry(self._of(values), self.shape, self.start, self.slab)
 
-    def project(self) -> list[float]:
-        """The projections of this parameter, as `fingerprint.project` gives them."""
-        if tuple(self.whole.shape) == self.shape and not self.mixed:
-            return fingerprint.project(self.whole)
-        return fingerprint.flat_project(self._of(self.whole), self.shape, self.start, self.slab)
+    def project(self, values: torch.Tensor | None = None) -> list[float]:
+        """The projections of this parameter in `values` (default: `whole`), as
+        `fingerprint.project` gives them. Raises TypeError as `entry` does.
+        """
+        values = self.whole if values is None else values
+        if tuple(values.shape) == self.shape and not self.mixed:
+            return fingerprint.project(values)
+        return fingerprint.flat_project(self.part_of(values), self.shape, self.start, self.slab)
+
+    def part_of(self, values: torch.Tensor) -> torch.Tensor:
+        """The elements of this parameter in `values`, flattened. Raises TypeError as `entry`."""
+        if tuple(values.shape) == self.shape and not self.mixed:
+            return values.detach().reshape(-1)
+        return self._of(values)
 
     def _of(self, values: torch.Tensor) -> torch.Tensor:
         flat = values.detach().reshape(-1)

@@ -20,7 +20,10 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import file_baton
 
 from . import engine, inventory
@@ -53,25 +56,53 @@ _plain_call = torch.nn.Module.__call__
 
 
 class _Forward:
-    """Whether a forward is being waited for, and whether the job compiles."""
+    """Whether a forward is being waited for, whether one that counts is under way (what it calls
+    is no batch), and whether the job compiles.
+    """
 
     awaited = False
+    inside = False
     compiles = False
     watched_call: Any = None
 
 
+class _Backward:
+    """How many backward calls are under way, on whatever threads: autograd has some of its own."""
+
+    depth = 0
+
+
 def _forward_hook(watch: Watch, recorder: Recorder) -> None:
-    observe = recorder.guarded(watch.forward)
+    first, further = recorder.guarded(watch.forward), recorder.guarded(watch.further_forward)
 
     def watched_call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if _Forward.awaited and observe(self, inputs, named):
-            _Forward.awaited = False
-            _settle()
-        return _plain_call(self, *inputs, **named)
+        # Inside a call that counts, other modules get what it makes of the batch; what is called
+        # while gradients are computed is computed again.
+        if _Forward.inside or _Backward.depth:
+            return _plain_call(self, *inputs, **named)
+        if _Forward.awaited:
+            counts = first(self, inputs, named)
+            if counts:
+                _Forward.awaited = False
+                _settle()
+        else:
+            counts = further(self, inputs, named)
+        if not counts:
+            return _plain_call(self, *inputs, **named)
+        _Forward.inside = True
+        try:
+            return _plain_call(self, *inputs, **named)
+        finally:
+            _Forward.inside = False
 
     _Forward.watched_call = watched_call
     before(torch, "compile", _compiles)
     before(torch.nn.Module, "compile", _compiles)
+
+
+def in_a_model() -> bool:
+    """Whether a call of a trained module that counts is under way."""
+    return _Forward.inside
 
 
 def _await_forward() -> None:
@@ -117,15 +148,15 @@ def _backward_hook(watch: Watch, recorder: Recorder) -> None:
 
     @functools.wraps(plain_backward)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_depth, "backward", 0) == 0:
+        if _Backward.depth == 0:
             observe(tensors)
         # Reentrant activation checkpointing calls backward inside backward: not a loss of its own.
-        _depth.backward = getattr(_depth, "backward", 0) + 1
+        _Backward.depth += 1
         try:
             return plain_backward(tensors, *args, **kwargs)
         finally:
-            _depth.backward -= 1
-            if _depth.backward == 0:
+            _Backward.depth -= 1
+            if _Backward.depth == 0:
                 _await_forward()
 
     torch.autograd.backward = backward
@@ -144,6 +175,8 @@ def _optimizer_hooks(watch: Watch, recorder: Recorder) -> None:
 
     _remember(torch.optim.Optimizer, watch.optimizers, recorder, then=made)
     observe = recorder.guarded(watch.stepped)
+    handed = recorder.guarded(watch.about_to_step)
+    register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: handed(optimizer))
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         observe(optimizer)
@@ -260,6 +293,7 @@ def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
             call=name,
             path=path,
             leaves=recorder.columns.of(inventory.leaves(saved)),
+            **watch.movable_leaves(saved),
         )
 
     def after(path: str, result: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:

@@ -10,11 +10,12 @@ a tolerance without being stored; everything else is described by value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import fingerprint, state
+from . import fingerprint, movable, state
 
 _MAX_LEAVES = 50_000
 _MAX_TEXT = 200
@@ -26,6 +27,22 @@ def leaves(value: Any) -> dict[str, Any]:
     with torch.no_grad():
         _collect("", value, found, 0)
     return found
+
+
+def numbers_of(tensor: torch.Tensor) -> list[float]:
+    """The projections of a floating-point tensor, and behind them the sum of its squares: that is
+    how large parts are together, which nobody can place.
+    """
+    local = getattr(tensor, "_local_tensor", tensor)
+    size = 0.0 if fingerprint.is_sharded(tensor) else fingerprint.square(local)
+    return [*fingerprint.project(tensor), size]
+
+
+def movable_leaves(value: Any) -> dict[str, Any]:
+    """The movable entries of the plain tensors among the leaves, under the same keys."""
+    found: dict[str, Any] = {}
+    _collect("", value, found, 0, lambda each: each)
+    return movable.entries(found)
 
 
 def leaf(value: Any) -> Any:
@@ -45,19 +62,25 @@ def _tensor_leaf(tensor: torch.Tensor) -> Any:
         return state.plain(local.item())
     described: dict[str, Any] = {"entry": state.entry(tensor)}
     if local.dtype.is_floating_point and isinstance(described["entry"], list):
-        described["projection"] = fingerprint.project(tensor)
+        described["projection"] = numbers_of(tensor)
     return described
 
 
-def _collect(path: str, value: Any, found: dict[str, Any], depth: int) -> None:
+def _collect(
+    path: str,
+    value: Any,
+    found: dict[str, Any],
+    depth: int,
+    described: Callable[[Any], Any] = leaf,
+) -> None:
     if len(found) >= _MAX_LEAVES:
         return
     children = _children(value) if depth < 16 else None
     if children is None:
-        found[path or "value"] = leaf(value)
+        found[path or "value"] = described(value)
         return
     for key, child in children:
-        _collect(f"{path}.{key}" if path else str(key), child, found, depth + 1)
+        _collect(f"{path}.{key}" if path else str(key), child, found, depth + 1, described)
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:

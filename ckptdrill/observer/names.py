@@ -2,8 +2,9 @@
 
 The models are found through the garbage collector once an optimizer exists (global module hooks
 would disturb `torch.compile`): every live module that is no other module's child is a root. DDP,
-FSDP, `torch.compile` and activation checkpointing insert name parts; they are stripped, and which
-ones were seen is recorded, because a checkpoint whose keys carry them is a classic silent failure.
+FSDP, `torch.compile` and activation checkpointing insert name parts; they are stripped where a
+wrapper stands, and which ones were seen is recorded, because a checkpoint whose keys carry them is
+a classic silent failure.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ import torch
 from . import flat
 from .zero import is_engine
 
+# Whose classes keep what they wrap under `module`, which is also an honest name of an attribute.
+_WRAPPING = (
+    *("torch.nn.parallel", "torch.distributed", "torch.optim.swa_utils", "deepspeed"),
+    *("accelerate", "apex", "fairscale", "megatron", "lightning", "pytorch_lightning"),
+)
+_WRAPPERS = frozenset(
+    {"DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine"}
+)  # and what the user derives from them
 WRAPPER_PARTS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module")
 
 
@@ -53,6 +62,13 @@ class Roots:
                         path = f"{prefix}.{name}" if prefix else name
                         yield label + self._canonical(path, module), tensor, name not in hidden
 
+    def layers(self) -> Iterator[tuple[str, Any]]:
+        """(canonical name, module) of every module, each model before what is below it."""
+        for label, module in self.modules:
+            for path, child in module.named_modules():
+                name = label + self._canonical(path, module)
+                yield name or "the model", child
+
     def generators(self, is_generator: Callable[[Any], bool]) -> dict[str, Any]:
         """Generator objects that modules keep as attributes, by the name of the module."""
         return {
@@ -77,11 +93,14 @@ class Roots:
 
     def _canonical(self, name: str, module: Any) -> str:
         parts = []
+        holder, only_wrappers = module, True  # the module at this place, and all before it
         for part in name.split("."):
-            if part in WRAPPER_PARTS and _is_wrapper_part(part, module):
+            if part in WRAPPER_PARTS and _is_wrapper_part(part, holder, module, only_wrappers):
                 self.wrappers.add(part)
             else:
                 parts.append(part)
+                only_wrappers = False
+            holder = _children(holder).get(part)
         return ".".join(parts)
 
 
@@ -152,8 +171,22 @@ def _has_state(module: Any) -> bool:
     return False
 
 
-def _is_wrapper_part(part: str, root: Any) -> bool:
-    """`module` is also an honest attribute name: strip it only where a wrapper put it."""
+def _is_wrapper_part(part: str, holder: Any, root: Any, outermost: bool) -> bool:
+    """Whether a wrapper has put this part of a name where `holder` stands.
+
+    A wrapper of the user's own is one around the whole model, which adds nothing to it.
+    """
     if part != "module":
         return True
-    return unwrapped(root) is not root
+    if holder is None:  # a name that is no path
+        return unwrapped(root) is not root
+    kind = own_class(type(holder))
+    if kind.__module__.startswith(_WRAPPING) or any(k.__name__ in _WRAPPERS for k in kind.__mro__):
+        return True
+    own = [*holder.__dict__.get("_parameters", ()), *holder.__dict__.get("_buffers", ())]
+    return outermost and not own and list(_children(holder)) == [part]
+
+
+def _children(module: Any) -> dict[str, Any]:
+    found: dict[str, Any] = module.__dict__.get("_modules", {}) if module is not None else {}
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import fingerprint, flat
+from . import fingerprint, flat, gradients, movable
 from .columns import Columns
 from .names import Roots, own_class
 from .zero import Flats, Piece
@@ -32,8 +32,12 @@ def describe(
     columns: Columns,
     *,
     projected: bool,
+    moves: bool = False,
 ) -> dict[str, Any]:
-    """The whole state, tensors in columns, with or without projections; see below for each part."""
+    """The whole state, tensors in columns, with or without projections; see below for each part.
+
+    `moves` asks for digests that the judge can move, of what no framework has cut.
+    """
     known = roots.by_parameter()
     optimizers = list(optimizers)
     flats = Flats(module for _, module in roots.modules)
@@ -49,6 +53,7 @@ def describe(
             "optimizer": columns.of(optimizer_state(optimizers, known, flats)),
             "groups": [_groups(optimizer, known, flats, columns) for optimizer in optimizers],
             "projections": columns.of(_projections(roots, flats)) if projected else {},
+            **({"movable": columns.of(_movable(roots, optimizers, flats))} if moves else {}),
             "schedulers": [_plain_state(s, optimizers) for s in schedulers],
             "scalers": [*(plain(s.state_dict()) for s in scalers), *map(plain, flats.scalers())],
         }
@@ -69,9 +74,37 @@ def kinds(roots: Roots) -> dict[str, Any]:
         "non_persistent": [name for name, _, persistent in roots.buffers() if not persistent],
         "parameters": len(by_id),
         "wrappers": sorted(roots.wrappers),
+        "cut": _declared_cuts(held),
         "classes": [own_class(type(module)).__name__ for _, module in roots.modules],
         "training": [module.training for _, module in roots.modules],
     }
+
+
+def _declared_cuts(held: Iterable[tuple[str, flat.Parameter]]) -> dict[str, list[int]]:
+    """Name -> dimension and stride along which Megatron says that it has cut a parameter."""
+    return {
+        name: [int(p.partition_dim), int(getattr(p, "partition_stride", 1))]
+        for name, p in held
+        if getattr(p, "tensor_model_parallel", False) is True and hasattr(p, "partition_dim")
+    }
+
+
+def _movable(roots: Roots, optimizers: list[Any], flats: Flats) -> dict[str, list[Any]]:
+    """`{"weights:up": entry}`: movable digests of what no framework has cut (`movable`)."""
+    known = roots.by_parameter()
+    found: dict[str, Any] = {
+        f"weights:{n}": p for n, p in roots.parameters() if not flats.is_cut(p)
+    }
+    found.update((f"buffers:{n}", b) for n, b, _ in roots.buffers())
+    for position, optimizer in enumerate(optimizers):
+        prefix = f"optimizer:optimizer{position}:" if position else "optimizer:"
+        state = getattr(inner(optimizer), "state", {})
+        for whole, inside in members(optimizer, known, flats):
+            for key, value in (state.get(whole, {}) or {}).items():
+                for name, parameter in inside.items():
+                    if not isinstance(parameter, flat.Fragment):
+                        found[f"{prefix}{name}.{key}"] = value
+    return movable.entries(found)
 
 
 def random_state(generators: dict[str, Any] | None = None) -> dict[str, str]:
@@ -93,6 +126,12 @@ def random_state(generators: dict[str, Any] | None = None) -> dict[str, str]:
     for name, generator in (generators or {}).items():
         found[name] = digest(_generator_state(generator))
     return found
+
+
+def drawn_from() -> tuple[str, ...]:
+    """Where torch's own generators stand, which random layers draw from."""
+    found = random_state()
+    return tuple(found.get(kind, "") for kind in ("torch", "cuda"))
 
 
 def is_generator(value: Any) -> bool:
@@ -199,15 +238,33 @@ def optimizer_state(optimizers: list[Any], known: flat.Inside, flats: Flats) -> 
     found: dict[str, Any] = {}
     for position, optimizer in enumerate(optimizers):
         prefix = f"optimizer{position}:" if position else ""
-        state = getattr(optimizer, "state", {})
-        for name, piece in _pieces(optimizer, known, flats):
+        state = getattr(inner(optimizer), "state", {})
+        for name, piece in pieces(optimizer, known, flats):
             for key, value in flats.state(optimizer, piece).items():
                 found[f"{prefix}{name}.{key}"] = plain(value)
-        for whole, inside in _members(optimizer, known, flats):
+        for whole, inside in members(optimizer, known, flats):
             for key, value in (state.get(whole, {}) or {}).items():
                 for name, parameter in inside.items():
                     found[f"{prefix}{name}.{key}"] = _of_parameter(value, parameter)
     return found
+
+
+def gradient(optimizer: Any, known: flat.Inside, flats: Flats, number: int) -> dict[str, Any]:
+    """What `gradients.leaves` tells of the gradient that an optimizer is about to step with, under
+    the names of `optimizer_state`; `number` is its place among the optimizers.
+    """
+    prefix = f"optimizer{number}:" if number > 0 else ""
+    found = gradients.leaves(optimizer, members(optimizer, known, flats))
+    found |= gradients.of_pieces(optimizer, pieces(optimizer, known, flats), flats)
+    return {prefix + name: leaf for name, leaf in found.items()}
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer that holds the state of this one: `ZeroRedundancyOptimizer` steps another on
+    what its rank owns, and what its own `state` holds after a load is an unused copy.
+    """
+    held = getattr(optimizer, "optim", None)
+    return held if isinstance(held, torch.optim.Optimizer) else optimizer
 
 
 def _of_parameter(value: Any, parameter: flat.Parameter) -> Any:
@@ -221,13 +278,14 @@ def _of_parameter(value: Any, parameter: flat.Parameter) -> Any:
         return f"<not digested: {error}>"
 
 
-def _pieces(optimizer: Any, known: flat.Inside, flats: Flats) -> list[tuple[str, Piece]]:
+def pieces(optimizer: Any, known: flat.Inside, flats: Flats) -> list[tuple[str, Piece]]:
+    """What an engine lets an optimizer step on in flat tensors, by the name of the parameter."""
     return [
         (next(iter(known.get(id(p.parameter), {})), "(unnamed)"), p) for p in flats.of(optimizer)
     ]
 
 
-def _members(
+def members(
     optimizer: Any, known: flat.Inside, flats: Flats
 ) -> list[tuple[Any, dict[str, flat.Parameter]]]:
     """What an optimizer steps on itself, and the parameters in each by name."""
@@ -254,14 +312,14 @@ def _groups(
     The last group is of pieces that no group of the optimizer holds any more, if there are any.
     """
     groups = []
-    pieces = _pieces(optimizer, known, flats)
+    held = pieces(optimizer, known, flats)
     for g, group in enumerate(getattr(optimizer, "param_groups", [])):
-        members = [name for name, piece in pieces if piece.group == g]
-        if not pieces:
-            members = [name for _, inside in _of_group(g, group, known) for name in inside]
+        listed = [name for name, piece in held if piece.group == g]
+        if not held:
+            listed = [name for _, inside in _of_group(g, group, known) for name in inside]
         values = {k: plain(v) for k, v in group.items() if k != "params" and not callable(v)}
-        groups.append({"members": columns.names(members), "hyper": values})
-    orphans = [name for name, piece in pieces if piece.group < 0]
+        groups.append({"members": columns.names(listed), "hyper": values})
+    orphans = [name for name, piece in held if piece.group < 0]
     if orphans:
         groups.append({"members": columns.names(orphans), "hyper": {"trained": False}})
     return groups

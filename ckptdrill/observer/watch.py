@@ -11,13 +11,27 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any, Callable
 
 import torch
 
-from . import batches, copies, names, packages, program, state, storage, zero
+from . import (
+    batches,
+    copies,
+    gradients,
+    inventory,
+    layers,
+    names,
+    packages,
+    parting,
+    program,
+    state,
+    storage,
+    zero,
+)
 from .facts import Recorder, leave
 from .usage import uploaded, usage
 
@@ -25,6 +39,7 @@ _STAGE_MODULES = ("torch.distributed.pipelining.stage", "deepspeed.runtime.pipe.
 # It steps with a rate of 0, so that an optimizer that has not stepped has a state to fill.
 _MAKES_STATE_BY_STEPPING = "torch.distributed.checkpoint.state_dict"
 _TOLD_WITHIN_S = 5.0
+_MAX_CALLS = 256  # of one micro-batch whose inputs are recorded
 _MAX_KEYS = 200  # key names listed of a load that did not fit
 # Samples that no update is read from: projections, a third of the bytes, are left out there.
 _NOT_TRAINING = ("made", "save")
@@ -40,6 +55,9 @@ class Watch:
         self.world_size = int(launch["world_size"])
         self.stop_step = launch.get("stop_step")
         self.sample_steps = {0, *launch.get("sample_steps", ())}
+        # Completed steps of which the next one's gradient is told.
+        self.gradient_steps = {0, *launch.get("gradient_steps", ())}
+        self.movable_steps = frozenset(launch.get("movable_steps") or ())
         self.resumes = bool(launch.get("first_step"))
         self.agree_timeout_s = float(launch.get("agree_timeout_s", 60.0))
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -51,6 +69,8 @@ class Watch:
         self._roots: names.Roots | None = None
         self._losses: list[torch.Tensor] = []
         self._micro_batches = 0
+        self._calls = 0  # of trained modules since the last backward, as far as they are recorded
+        self._called: dict[int, int] = {}  # module -> its number, in the order of first calls
         self._backwards = 0
         self._stepped_after: dict[int, int] = {}  # optimizer -> backward calls before its last step
         self._pipelined = False
@@ -61,6 +81,10 @@ class Watch:
         self._led: set[int] = set()
         self._last_led: set[int] = set()
         self._unscaled: list[tuple[Any, torch.Tensor]] = []
+        self._dtypes: set[str] = set()  # on the way back from the losses of this step
+        self._drawn_from: tuple[str, ...] = ()  # where the generators stood when the step began
+        self._layers = layers.Layers() if launch.get("quiet") else None
+        self._handed = (-1, -1)  # step and optimizer of the last gradient that was told
         self._trained: dict[int, bool] = {}
         self._sampled: tuple[int, str] = (-1, "")
         self._restored: list[tuple[Any, dict[str, Any]]] = []
@@ -68,6 +92,11 @@ class Watch:
         self._engine_rates: list[Any] | None = None  # while an engine takes its step
         self.came_around: list[Callable[[], None]] = []  # called when a step is over
         self.ended: list[Callable[[], None]] = []  # called when the saves of the last step are, too
+        self.agree_folder = os.path.join(self.folder, "agree")
+        self.leaving = False  # this rank has arrived for good
+        # Whoever samples, or ends this process, has the turn: the job, or the thread of `parting`.
+        self._turn = threading.RLock()
+        self._stepping = 0  # the thread that has made the last step
 
     # ---------------------------------------------------------------- events, in loop order
 
@@ -80,9 +109,37 @@ class Watch:
         if any(program.called_from(stage) for stage in _STAGE_MODULES):
             return self._pipelined  # seen at the stage; it also calls its module to learn shapes
         self._come_around("forward")
-        rows = batches.row_hashes((inputs, named))
-        self.recorder.record("batch", micro=self._micro_batches, rows=rows)
+        self._calls = 0
+        self._note_batch(module, (inputs, named))
         return True
+
+    def further_forward(self, module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """A module is called after the first of a micro-batch and before any backward: another
+        micro-batch, another part of the model, or the same once more on other inputs.
+        """
+        if not (torch.is_grad_enabled() and self._is_trained(module)):
+            return False
+        if not self._pipelined and self._calls < _MAX_CALLS:
+            self._note_batch(module, (inputs, named))
+        return True
+
+    def _note_batch(self, module: Any, inputs: Any) -> None:
+        """Record what a call is given: samples, or else the activations that came to it; a further
+        call that is only given activations adds nothing.
+        """
+        rows, shorter = batches.sample_hashes(inputs)
+        if not rows and self._calls:
+            return
+        more: dict[str, Any] = {"shapes": batches.row_shapes(inputs)}
+        if any(shorter):
+            more["shorter"] = shorter
+        if not rows:
+            more["activations"] = batches.row_hashes(inputs, activations=True)
+        called = self._called.setdefault(id(module), len(self._called))
+        self.recorder.record(
+            "batch", micro=self._micro_batches, rows=rows, call=self._calls, called=called, **more
+        )
+        self._calls += 1
 
     def schedule_begins(self) -> None:
         """A pipeline schedule begins its step."""
@@ -106,12 +163,15 @@ class Watch:
     def backward(self, tensors: Any) -> None:
         """The outermost backward call begins: its scalar roots are the loss of a micro-batch."""
         self._come_around("backward")
+        self._calls = 0
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         for root in roots:
             if isinstance(root, torch.Tensor) and root.numel() == 1:
                 losses = [loss for scaled, loss in self._unscaled if scaled() is root]
                 self._losses.append(losses[0] if losses else root.detach().clone())
         self._unscaled.clear()
+        if self.recorder.step in self.gradient_steps:
+            self._dtypes |= gradients.dtypes(roots)
         self._micro_batches += 1
         self._backwards += 1
 
@@ -126,6 +186,39 @@ class Watch:
         rates, self._engine_rates = self._engine_rates, None
         self.stepped(optimizer, skipped, rates)
 
+    def about_to_step(self, optimizer: Any) -> None:
+        """An optimizer is about to step: at a few steps the gradient that it is handed is told."""
+        position = self._position(optimizer)
+        if position < 0:
+            return
+        begins = not self._this_round or position in self._this_round
+        before = self.recorder.step if begins else self.recorder.step - 1
+        of_engine = self._engine_rates is not None
+        stepped = self._backwards == self._stepped_after.get(position, 0)
+        if before not in self.gradient_steps or (stepped and not of_engine):
+            return
+        if of_engine or not program.called_from(_MAKES_STATE_BY_STEPPING):
+            self._record_gradient(optimizer, position, before + 1)
+
+    def _record_gradient(self, optimizer: Any, position: int, step: int) -> None:
+        roots = self._roots = self._roots or names.find_roots(self._optimized())
+        flats = zero.Flats(module for _, module in roots.modules)
+        found = state.gradient(optimizer, roots.by_parameter(), flats, position)
+        if self._layers is not None and step == 1:
+            self.recorder.record("outputs", layers=self._layers.told())
+            self._layers = None
+        if found:
+            self._handed = (step, position)
+            self.recorder.record(
+                "gradient",
+                of=step,
+                optimizer=position,
+                leaves=self.recorder.columns.of(found),
+                dtypes=sorted(self._dtypes),
+                matmul=torch.get_float32_matmul_precision(),
+                drawn=self._drawn_from != state.drawn_from(),
+            )
+
     def stepped(
         self, optimizer: Any, skipped: bool = False, rates: list[Any] | None = None
     ) -> None:
@@ -133,17 +226,22 @@ class Watch:
 
         Every optimizer may follow one backward call, each once.
         """
-        if self._engine_rates is not None:
+        position = self._position(optimizer)
+        if self._engine_rates is not None or position < 0:
             return
         self.optimizer_events += 1
-        position = self._position(optimizer)
         if self._backwards == self._stepped_after.get(position, 0):
             return
         if program.called_from(_MAKES_STATE_BY_STEPPING):
             return
         leads = self._backwards > max(self._stepped_after.values(), default=0)
         self._stepped_after[position] = self._backwards
-        if not self._this_round or position in self._this_round:
+        begins = not self._this_round or position in self._this_round
+        before = self.recorder.step if begins else self.recorder.step - 1
+        if before in self.gradient_steps and self._handed != (before + 1, position):
+            # Where a closure computes it, the gradient is only there once the step is made.
+            self._record_gradient(optimizer, position, before + 1)
+        if begins:
             self._last_led = self._led or {position}
             self._this_round, self._led = set(), set()
             self.recorder.step += 1
@@ -164,6 +262,7 @@ class Watch:
             **({"skipped": True} if skipped else {}),
         )
         self._losses.clear()
+        self._dtypes.clear()
         self._micro_batches = 0
         self.phase = "train"
         self.note_usage()
@@ -171,11 +270,21 @@ class Watch:
     def note_usage(self) -> None:
         """Memory, threads and saves in flight."""
         self.recorder.record("usage", **usage(self.pending_saves))
+        self._begin_to_part()
 
     def saving(self) -> None:
         """A save begins: the state the job believes it is saving, once per step."""
         if self._sampled != (self.recorder.step, "save"):
-            self.sample("save")
+            with self._turn:
+                self.sample("save")
+
+    def movable_leaves(self, saved: Any) -> dict[str, Any]:
+        """What an `inventory` fact of a save has beside its leaves, at the steps where it is asked
+        for.
+        """
+        if self.recorder.step not in self.movable_steps:
+            return {}
+        return {"movable": self.recorder.columns.of(inventory.movable_leaves(saved))}
 
     def optimizer_made(self) -> None:
         """A new optimizer: what is trained must be looked up again."""
@@ -241,11 +350,12 @@ class Watch:
         roots = self._roots = self._roots or names.find_roots(self._optimized())
         facts = state.describe(
             roots,
-            self._in_order(self.optimizers),
+            self._outermost(),
             self._in_order(self.schedulers),
             self._in_order(self.scalers),
             self.recorder.columns,
             projected=moment not in _NOT_TRAINING,
+            moves=moment not in _NOT_TRAINING and self.recorder.step in self.movable_steps,
         )
         self.recorder.record("roots", **state.kinds(roots))
         # The time first: behind it, a state that came back bit by bit has the same bytes.
@@ -253,19 +363,26 @@ class Watch:
         self.recorder.record("state", took_s=took_s, at=moment, **facts)
         held = roots.generators(state.is_generator)
         known = {id(generator) for generator in held.values()}
-        framed = program.generators(sys._getframe(), state.is_generator)
+        framed = program.generators(self._frame(), state.is_generator)
         held.update((name, each) for name, each in framed.items() if id(each) not in known)
         self.recorder.record("rng", at=moment, kinds=state.random_state(held))
         if moment not in _NOT_TRAINING:
-            for name, leaves in copies.find(sys._getframe(), roots).items():
+            for name, leaves in copies.find(self._frame(), roots).items():
                 held_leaves = self.recorder.columns.of(leaves)
                 self.recorder.record("inventory", at="held", name=name, leaves=held_leaves)
-            self.recorder.record("variables", values=program.numbers(sys._getframe()))
+            self.recorder.record("variables", values=program.numbers(self._frame()))
         self._sampled = (self.recorder.step, moment)
 
     def _come_around(self, moment: str) -> None:
-        if self._came_around or not self._this_round >= self._last_led:
+        if self._came_around or not self._round_is_over():
             return
+        with self._turn:
+            self._come_around_once(moment)
+
+    def _round_is_over(self) -> bool:
+        return self._this_round >= self._last_led
+
+    def _come_around_once(self, moment: str) -> None:
         self._came_around = True
         step = self.recorder.step
         for note in self.came_around:
@@ -276,6 +393,10 @@ class Watch:
             self._record_restored()  # first: the sampled state refers to values that it tells
         if step in self.sample_steps:
             self.sample(moment)
+        if step == 0 and self._layers is not None and self._roots is not None:
+            self._layers.watch(self._roots)
+        if step in self.gradient_steps:
+            self._drawn_from = state.drawn_from()
         if self.stop_step is not None and step >= self.stop_step:
             self._stop()
 
@@ -283,18 +404,67 @@ class Watch:
         """Leave when every rank has come this far; the ranks agree through files,
         not collectives.
         """
+        self.leaving = True
         self._finish_saves()
         for note in self.ended:
             note()
-        agreed = _agree(
-            os.path.join(self.folder, "agree"),
-            self.recorder.rank,
-            self.world_size,
-            self.agree_timeout_s,
+        agreed = parting.agree(
+            self.agree_folder, self.recorder.rank, self.world_size, self.agree_timeout_s
         )
+        self._leave(agreed=agreed)
+
+    def _leave(self, **how: Any) -> None:
         storage.conclude(self.recorder, self.launch)
-        self.recorder.record_durably("stopped", agreed=agreed)
+        self.recorder.record_durably("stopped", **how)
         leave(0)
+
+    # ---------------------------------------------------------------- ranks that wait at the end
+
+    def _begin_to_part(self) -> None:
+        """After the last wanted step, have this thread looked at."""
+        last = parting.last_step(self.launch)
+        made = last is not None and self.recorder.step >= last
+        if made and self.world_size > 1 and not self._stepping:
+            self._stepping = threading.get_ident()
+            parting.look_on(self)
+
+    def is_at_rest(self) -> bool:
+        """The last step is made, nothing is being saved, and the observer itself does nothing."""
+        if not self._round_is_over() or self.phase != "train":
+            return False
+        done = sum(uploaded(save).done() for save in self.pending_saves)
+        if done < len(self.pending_saves) or len(self.uploads_noted) < done:
+            return False
+        free = self._turn.acquire(blocking=False)
+        if free:
+            self._turn.release()
+        return free
+
+    def sample_last(self) -> None:
+        """The state of a rank that waits after its last step: nothing changes it any more."""
+        with self._turn:
+            if self.recorder.step in self.sample_steps and not self._came_around:
+                self.sample("forward")
+
+    def leave_standing(self, where: dict[str, str]) -> None:
+        """End this process from another thread than the job's, which waits at `where`."""
+        with self._turn:
+            if not self.leaving:
+                self.leaving = True
+                self._leave(agreed=True, waiting=where)
+
+    def let_part(self) -> None:
+        """Comes back unless this process is being left: then what happens to the job follows."""
+        with self._turn:
+            pass
+
+    def program_ended(self, well: bool) -> None:
+        """The program is over: the others need not wait for this rank, if it has made its steps."""
+        with self._turn:
+            made = self.stop_step is None or self.recorder.step >= self.stop_step
+            if well or made:
+                self.leaving = True
+                parting.arrive(self.agree_folder, self.recorder.rank)
 
     def _finish_saves(self) -> None:
         """A real job would have gone on while an asynchronous save completes."""
@@ -312,6 +482,12 @@ class Watch:
 
     # ---------------------------------------------------------------- helpers
 
+    def _frame(self) -> Any:
+        """The innermost frame of the job. Not to be kept in a variable: it would keep the job's."""
+        if self._stepping in (0, threading.get_ident()):
+            return sys._getframe(1)
+        return sys._current_frames()[self._stepping]
+
     def _is_trained(self, module: Any) -> bool:
         known = self._trained.get(id(module))
         if known is None:
@@ -322,27 +498,21 @@ class Watch:
     def _optimized(self) -> set[int]:
         return {
             id(parameter)
-            for optimizer in self._in_order(self.optimizers)
+            for optimizer in self._outermost()
             for group in getattr(optimizer, "param_groups", [])
             for parameter in group["params"]
         }
 
     def _position(self, optimizer: Any) -> int:
-        known = self._in_order(self.optimizers)
+        known = self._outermost()
         return next((i for i, o in enumerate(known) if o is optimizer), -1)
+
+    def _outermost(self) -> list[Any]:
+        """The optimizers of the job, without those inside another one, which stands for them."""
+        known = self._in_order(self.optimizers)
+        inside = {id(inner) for each in known if (inner := state.inner(each)) is not each}
+        return [each for each in known if id(each) not in inside]
 
     @staticmethod
     def _in_order(tracked: Any) -> list[Any]:
         return [tracked[key] for key in sorted(tracked.keys()) if key in tracked]
-
-
-def _agree(folder: str, rank: int, world_size: int, timeout_s: float) -> bool:
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, f"rank{rank}"), "wb"):
-        pass
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if len(os.listdir(folder)) >= world_size:
-            return True
-        time.sleep(0.005)
-    return False

@@ -205,6 +205,10 @@ class Flats:
         local = self._local(parameter)
         return None if local is None else fingerprint.flat_entry(*local)
 
+    def is_cut(self, parameter: Any) -> bool:
+        """Whether a parameter is partitioned or a slab."""
+        return self._local(parameter) is not None
+
     def projection(self, parameter: Any) -> list[float] | None:
         """The projection of such a parameter; None for an ordinary one."""
         local = self._local(parameter)
@@ -220,10 +224,14 @@ class Flats:
         held = [getattr(engine, "lr_scheduler", None) for engine in self.engines]
         return [scheduler for scheduler in held if hasattr(scheduler, "state_dict")]
 
-    def _entry(self, piece: Piece, flat: torch.Tensor) -> Any:
+    def cut(self, piece: Piece, flat: torch.Tensor) -> tuple[torch.Tensor, list[int], int, Any]:
+        """A piece in what is laid out like its flat tensor, as arguments of a fingerprint."""
         shape, slab = self._place(piece.parameter)
         held = flat.detach().reshape(-1)[piece.at : piece.at + piece.numel]
-        return fingerprint.flat_entry(held, shape, piece.start, slab)
+        return held, shape, piece.start, slab
+
+    def _entry(self, piece: Piece, flat: torch.Tensor) -> Any:
+        return fingerprint.flat_entry(*self.cut(piece, flat))
 
     def _local(self, parameter: Any) -> tuple[torch.Tensor, list[int], int, Any] | None:
         """What this process has of a parameter, as arguments of a fingerprint."""

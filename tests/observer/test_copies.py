@@ -49,7 +49,9 @@ def test_a_copy_by_name_is_told_by_digest_and_projection() -> None:
     (leaves,) = found(net, ema=average).values()
     assert list(leaves) == [name for name, _ in net.named_parameters()]
     assert leaves["0.weight"]["entry"] == fp.entry(average["0.weight"])
-    assert leaves["0.weight"]["projection"] == fp.project(average["0.weight"])
+    *projection, square = leaves["0.weight"]["projection"]
+    assert projection == fp.project(average["0.weight"])
+    assert square == pytest.approx(float(average["0.weight"].square().sum()))
 
 
 @pytest.mark.parametrize(

@@ -352,8 +352,8 @@ def agreement(claim: DocumentedClaim, verdict: Verdict) -> Agreement:
     return Agreement.BEYOND if held else Agreement.AS_LIMITED
 
 
-# Verdicts that show nothing of a document: no drill, and batches that only the topology decides.
-_ANOTHER_MATTER = (Reason.BATCH_PLAN, Reason.DOCUMENTED_LIMIT)
+# Verdicts that show nothing of a document: no drill, and what only the topology decides.
+_ANOTHER_MATTER = (Reason.BATCH_PLAN, Reason.TRAINS_OTHERWISE, Reason.DOCUMENTED_LIMIT)
 
 
 def _held(claim: DocumentedClaim, verdict: Verdict) -> bool | None:

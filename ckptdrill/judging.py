@@ -41,6 +41,7 @@ from ckptdrill.model import (
     from_json,
     to_json,
 )
+from ckptdrill.plan import quiet_pair
 from ckptdrill.store import RunFolder, read_json, write_json
 
 _RESUMING = re.compile(r"resum|restart|restor|continue|load|ckpt|checkpoint", re.IGNORECASE)
@@ -187,9 +188,11 @@ class _Desk:
         return interruptions.judge(plan, twin, found, why_not)
 
     def _evidence(self, plan: Plan, control_failed: str | None) -> Evidence:
-        launches = [step for step in plan.steps if isinstance(step, Launch)]
+        quiet = [each for each in quiet_pair(plan) if each.id in self.latest]
+        launches = [step for step in plan.steps if isinstance(step, Launch)] + quiet
         records = {each.id: self._record(each.id, each.topology.world_size) for each in launches}
-        return _evidence(self.run, self.matrix, plan, records, self._skipped, control_failed)
+        found = _evidence(self.run, self.matrix, plan, records, self._skipped, control_failed)
+        return replace(found, quiet=tuple(quiet))
 
 
 def _not_run(plan: Plan, why: str) -> Verdict:

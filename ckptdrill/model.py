@@ -225,6 +225,16 @@ class RngPolicy(StrEnum):
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How the parts of a tensor fit together that ranks hold under one name: side by side along
+    `dim`, or `local`: each rank numbers its own from 0.
+    """
+
+    dim: int | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True)
 class Policy:
     """What the owner declared. An undeclared policy is not a lenient one: it leads to Unproven.
 
@@ -236,6 +246,7 @@ class Policy:
     rng_other_world_size: RngPolicy | None = None
     out_of_scope: Mapping[str, str] = field(default_factory=dict)
     approved: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Cut] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -338,6 +349,7 @@ class Launch:
     over: Checkpoint | None = None  # lies where the last step will be saved
     waits_for: str | None = None  # a step that plans this one
     host: str | None = None  # what it takes for the name of its host, in place of this node's
+    quiet: bool = False  # its random layers are silenced: for the first gradient alone
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -486,7 +498,8 @@ class Plan:
 
 # Kinds that launches of one topology have in common, but for times and paths.
 COMMON_KINDS = frozenset(
-    {"batch", "code", "event", "imported", "inventory", "load_begin", "load_end", "process_group"}
+    {"batch", "code", "event", "gradient", "imported", "inventory", "load_begin", "load_end"}
+    | {"process_group"}
     | {"restored", "rng", "roots", "save_begin", "save_end", "state", "stepped", "stopped"}
 )
 
@@ -686,6 +699,7 @@ class Item(StrEnum):
     CONFIGURATION = "configuration"
     TOPOLOGY = "topology and mechanism"
     INVENTORY = "the job's own saved state"
+    GRADIENTS = "first gradients"
     UPDATES = "first updates"
     LOSS = "loss"
     DAMAGE = "damage"
@@ -741,6 +755,7 @@ class Reason(StrEnum):
     DIVERGED = "diverged"
     UNSAFE_SAVE = "unsafe-save"
     BATCH_PLAN = "batch-plan"
+    TRAINS_OTHERWISE = "trains-otherwise"
     NOISY_REFERENCE = "noisy-reference"
     EVIDENCE_MISSING = "evidence-missing"
     NOT_EXERCISED = "not-exercised"

@@ -116,6 +116,13 @@ EXPLANATIONS: Mapping[Reason, Explanation] = MappingProxyType(
             "Choose a data-parallel degree that divides the global batch, or expect this verdict "
             "in the matrix.",
         ),
+        Reason.TRAINS_OTHERWISE: Explanation(
+            _UNSUPPORTED,
+            "The state is restored, and from equal state and samples the target topology makes "
+            "another training of it: another gradient, another rate, another update.",
+            "See where ranks are averaged, counted, clipped or normalised over, or approve of it "
+            "(policy.approved: topology.gradients, topology.rates).",
+        ),
         Reason.NOISY_REFERENCE: Explanation(
             _UNPROVEN,
             "The source does not reproduce its own loss, so the restored loss cannot be judged; "

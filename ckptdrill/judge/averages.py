@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 from ckptdrill.judge.logical import Logical, combine, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.judge.updates import Vectors, projections, summed
+from ckptdrill.judge.updates import PROJECTIONS, Vectors, projections, summed
 from ckptdrill.model import Fact
 
 # How far, relative to its length, a step of an average may be off the way to the weights: with a
 # decay of 0.9999 the round-off of float32 is some hundredths of a step.
 _OFF_THE_WAY = 0.05
 _WHOLE_WAY = 0.999
+_SAME_SIZE = 1e-9  # sums of the same squares in another order
 # Of the way between average and weights: as much of an average must be lost to be called so when
 # nothing stood at the first forward to be compared bit by bit.
 _LOST = 0.05
@@ -35,6 +36,12 @@ class Copy:
 
     tensors: Mapping[str, Logical]
     vectors: Vectors
+    size: float | None = None  # of all distinct content, also where ranks hold parts
+
+    @property
+    def in_parts(self) -> bool:
+        """Ranks hold different content under one name."""
+        return any(tensor.by_rank for tensor in self.tensors.values())
 
 
 def copies(run: Trajectory, step: int) -> Mapping[str, Copy]:
@@ -45,7 +52,8 @@ def copies(run: Trajectory, step: int) -> Mapping[str, Copy]:
         for fact in _held(run).get(step, ()):
             by_name.setdefault(fact.data["name"], []).append(fact)
         return {
-            name: Copy(combine(facts, "leaves"), _vectors(facts)) for name, facts in by_name.items()
+            name: Copy(combine(facts, "leaves"), _vectors(facts), _size(facts))
+            for name, facts in by_name.items()
         }
 
     return run.derived_from("inventory").once(("copies", step), found)
@@ -174,6 +182,8 @@ def _on_the_way(before: Vectors, after: Vectors, weights: Vectors) -> bool:
 
 
 def _differ(one: Copy, other: Copy) -> bool:
+    if (one.in_parts or other.in_parts) and one.size is not None and other.size is not None:
+        return not math.isclose(one.size, other.size, rel_tol=_SAME_SIZE)
     return _other_than(one, other.tensors)
 
 
@@ -203,8 +213,19 @@ def _vectors(facts: Sequence[Fact]) -> Vectors:
     for fact in facts:
         for name, leaf in fact.data["leaves"].items():
             if isinstance(leaf, dict) and is_entry(leaf.get("entry")) and "projection" in leaf:
-                found.setdefault(name, {})[repr(leaf["entry"][2:4])] = leaf["projection"]
+                numbers = leaf["projection"][:PROJECTIONS]
+                found.setdefault(name, {})[repr(leaf["entry"][2:4])] = numbers
     return summed(found)
+
+
+def _size(facts: Sequence[Fact]) -> float | None:
+    """The size of all that ranks hold of a copy, each content once; None where it is not told."""
+    squares: dict[tuple[str, str], float] = {}
+    for fact in facts:
+        for name, leaf in fact.data["leaves"].items():
+            if isinstance(leaf, dict) and len(leaf.get("projection", ())) > PROJECTIONS:
+                squares[name, repr(leaf["entry"])] = leaf["projection"][PROJECTIONS]
+    return math.sqrt(math.fsum(squares.values())) if squares else None
 
 
 def _held(run: Trajectory) -> Mapping[int, list[Fact]]:

@@ -52,7 +52,7 @@ def _clauses(check: Check, pair: Pair) -> Iterable[str]:
         yield from _rng_clauses(pair)
     elif check.item is Item.DATA:
         yield from _data_clauses(pair)
-    elif check.item in (Item.UPDATES, Item.LOSS):
+    elif check.item in (Item.GRADIENTS, Item.UPDATES, Item.LOSS):
         yield from _variable_clauses(pair)
     if check.item in (Item.WEIGHTS, Item.RNG, Item.DATA):
         yield from collapsed(pair)

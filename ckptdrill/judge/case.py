@@ -14,8 +14,10 @@ from ckptdrill.judge import (
     blame,
     data,
     ending,
+    gradients,
     inventory,
     loss,
+    otherwise,
     precision,
     progress,
     randomness,
@@ -24,6 +26,7 @@ from ckptdrill.judge import (
     updates,
 )
 from ckptdrill.judge import state as states
+from ckptdrill.judge.allowed import Allowed
 from ckptdrill.judge.ending import End, Ending
 from ckptdrill.judge.evidence import Evidence
 from ckptdrill.judge.trajectory import (
@@ -52,9 +55,17 @@ _ENDED_ON_DAMAGE = {
     End.TIMED_OUT: "the job did not come to its end",
     End.DIED: "the job died on it",
 }
-_RESTORED = {Item.WEIGHTS, Item.BUFFERS, Item.MOMENTS, Item.HYPERPARAMETERS, Item.SCHEDULER}
+# A gradient that is another one by declaration counts with these.
+_RESTORED = {
+    Item.GRADIENTS,
+    Item.WEIGHTS,
+    Item.BUFFERS,
+    Item.MOMENTS,
+    Item.HYPERPARAMETERS,
+    Item.SCHEDULER,
+}
 # What other updates make different, and what other batches do, although everything was restored.
-OF_THE_UPDATES = {Item.INVENTORY, Item.UPDATES, Item.LOSS}
+OF_THE_UPDATES = {Item.INVENTORY, Item.GRADIENTS, Item.UPDATES, Item.LOSS}
 OF_THE_BATCHES = {Item.DATA, *OF_THE_UPDATES}
 
 
@@ -69,6 +80,7 @@ class Case:
     pair: Pair
     checks: tuple[Check, ...]
     batch_plan: str | None = None
+    trains_otherwise: otherwise.Cause | None = None  # what the target topology itself does
     fell_back_to: int | None = None
     noisy: str | None = None
     numbers: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -96,8 +108,10 @@ def case_of(evidence: Evidence) -> Case:
     if back is not None and plan.claim is Claim.DETECTS_DAMAGE:
         pair = Pair(reference, trajectory(restore, back), back, evidence.window)
     noisy = _noise(evidence, pair)
+    seen = _gradients(evidence, pair)
     checks = tuple(
-        _scoped(blame.explained(check, pair), evidence) for check in _checks(evidence, pair, noisy)
+        _scoped(blame.explained(check, pair), evidence)
+        for check in _checks(evidence, pair, noisy, seen)
     )
     checks = _by_another_argument(_consequences(checks), evidence.resume_only)
     if plan.damage is not None:
@@ -111,9 +125,13 @@ def case_of(evidence: Evidence) -> Case:
             plan.source.topology,
             plan.restore.topology,
             evidence.tolerance.loss or evidence.tolerance.noise,
+            same_effect=False if seen.differ else seen.same or None,
         )
         if control
         else None
+    )
+    of_topology = (
+        otherwise.cause(seen, pair, control, checks, evidence.policy.approved) if control else None
     )
     return Case(
         evidence,
@@ -123,6 +141,7 @@ def case_of(evidence: Evidence) -> Case:
         pair,
         checks,
         plan_differs,
+        of_topology,
         back,
         noisy,
         {
@@ -133,31 +152,48 @@ def case_of(evidence: Evidence) -> Case:
     )
 
 
-def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, ...]:
+def _gradients(evidence: Evidence, pair: Pair) -> otherwise.Observed:
+    """The first gradients side by side: at another topology than the source's, where updates and
+    loss may differ by what that does to them.
+    """
+    plan, control = evidence.plan, _control(evidence)
+    if control is None:
+        return otherwise.Observed()
+    baseline = evidence.record(plan.baseline.id)
+    return otherwise.observed(
+        pair,
+        control,
+        trajectory(baseline, pair.restore_step) if baseline is not None else None,
+        _quiet(evidence, pair.restore_step),
+        (plan.source.topology, plan.restore.topology),
+        evidence.tolerance.safety,
+    )
+
+
+def _quiet(evidence: Evidence, at: int) -> list[Trajectory]:
+    """The two restores without random layers, where both have run."""
+    records = [evidence.record(launch.id) for launch in evidence.quiet]
+    return [trajectory(record, at) for record in records if record is not None]
+
+
+def _checks(
+    evidence: Evidence, pair: Pair, noisy: str | None, seen: otherwise.Observed
+) -> tuple[Check, ...]:
     plan = evidence.plan
-    sampled, control = states.sampled(pair), _control(evidence)
-    unmeasured = _unmeasured(evidence, pair)
+    control = _control(evidence)
+    sampled = states.sampled(pair, evidence.policy.parts, control)
+    allowed = _allowed(evidence, pair, noisy, seen)
     same_size = plan.source.topology.world_size == plan.restore.topology.world_size
-    repeats = [
-        trajectory(r, evidence.start_step)
-        for launch in plan.repeats
-        if (r := evidence.record(launch.id)) is not None
-    ]
     order = data.order(
         pair,
         plan.source.topology,
         plan.restore.topology,
         control,
         epochs_in_scope=EPOCH_BOUNDARY not in evidence.policy.out_of_scope,
+        same_effect=seen.same,
     )
-    update = updates.first(
-        pair,
-        repeats,
-        control,
-        safety=evidence.tolerance.safety,
-        noisy=noisy,
-        unmeasured=unmeasured,
-    )
+    gradient = (otherwise.row(seen, order.status, evidence.policy.approved),) if control else ()
+    update = updates.first(pair, allowed, _not_compared(pair, seen) if control else frozenset())
     return (
         states.keys(sampled),
         progress.step(pair),
@@ -178,24 +214,42 @@ def _checks(evidence: Evidence, pair: Pair, noisy: str | None) -> tuple[Check, .
         surroundings.topology(pair, plan),
         inventory.next_save(
             pair,
-            repeats,
-            control,
-            safety=evidence.tolerance.safety,
+            allowed,
             random_continues=same_size
             or evidence.policy.rng_other_world_size is RngPolicy.CONTINUED,
             data_holds=order.status is Held.HELD,
+            rounds=update.status is Held.HELD and update.numbers.get("distance", 0.0) > 0.0,
             other_before=blame.other_before(pair) if update.status is Held.BROKEN else None,
         ),
+        *gradient,
         update,
-        loss.window(
-            pair,
-            repeats,
-            control,
-            evidence.tolerance,
-            noisy,
-            unmeasured,
-        ),
+        loss.window(pair, evidence.tolerance, allowed),
     )
+
+
+def _allowed(
+    evidence: Evidence, pair: Pair, noisy: str | None, seen: otherwise.Observed
+) -> Allowed:
+    """What the bands of a cell are measured from."""
+    return Allowed(
+        repeats=[
+            trajectory(r, evidence.start_step)
+            for launch in evidence.plan.repeats
+            if (r := evidence.record(launch.id)) is not None
+        ],
+        control=_control(evidence),
+        safety=evidence.tolerance.safety,
+        noisy=noisy,
+        unmeasured=_unmeasured(evidence, pair),
+        loss_ceiling=seen.loss_ceiling,
+        update_ceiling=seen.update_ceiling,
+    )
+
+
+def _not_compared(pair: Pair, seen: otherwise.Observed) -> frozenset[str]:
+    """Parameters whose first update says nothing at another topology."""
+    in_parts = gradients.in_parts(pair.reference) | gradients.in_parts(pair.restored)
+    return in_parts | otherwise.negligible(pair, seen)
 
 
 def _framework(

@@ -2,18 +2,20 @@
 
 Samples are identified by the hash of each row the model consumed; a global step is the multiset of
 rows over all ranks, and ranks that by design see the same rows (tensor, context parallel) count
-once.
-What the topology alone does to the batches is known from the uninterrupted control at the target:
-if
-the restored run consumes what that control consumes, the checkpoint is innocent, and the batch plan
-is to blame.
+once. At another topology a row may look otherwise and be the same sample: padded to the longest of
+other neighbours, or cut over context-parallel ranks. So rows are told there, in this order, by
+their content; by their content without the padding and what may have been cut at its end; by their
+effect, where the first gradients are the same and the rows those of the uninterrupted control. What
+the topology alone does to the batches is known from that control: if the restored run consumes what
+it consumes, and those are other samples, the checkpoint is innocent and the batch plan to blame.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ckptdrill.judge.loss import largest_deviation
 from ckptdrill.judge.trajectory import Pair, Trajectory
@@ -27,8 +29,12 @@ def order(
     control: Trajectory | None = None,
     *,
     epochs_in_scope: bool,
+    same_effect: bool = False,
 ) -> Check:
-    """One row: equal, missing, repeated, foreign or re-ordered samples over the compared steps."""
+    """One row: equal, missing, repeated, foreign or re-ordered samples over the compared steps.
+
+    `same_effect`: the first gradients after the restore are the reference's.
+    """
     steps = pair.compared
     if not steps:
         return Check(Item.DATA, Held.NOT_OBSERVED, "the restored run completed no step to compare")
@@ -37,19 +43,21 @@ def order(
     reference = [global_rows(pair.reference, s, source) for s in steps]
     restored = [global_rows(pair.restored, s, target) for s in steps]
     refs = _refs(pair.reference, steps) + _refs(pair.restored, steps)
+    numbers = _numbers(steps, reference, restored)
+    told_by = _told_by(pair, source, target, control, same_effect=same_effect)
+    if told_by is not None:
+        check = _held(pair, source, steps, refs, numbers, epochs_in_scope=epochs_in_scope)
+        return replace(check, summary=check.summary + told_by) if told_by else check
     if not all(reference) or not all(restored):
         return Check(
             Item.DATA, Held.NOT_OBSERVED, "no batch with a leading dimension was seen", facts=refs
         )
-    numbers = _numbers(steps, reference, restored)
-    if all(map(_equal, reference, restored)):
-        return _held(pair, source, steps, refs, numbers, epochs_in_scope=epochs_in_scope)
-    if control is not None and _nameless(pair, control, source, target):
+    if control is not None and not identified(pair, control, source, target):
         return Check(
             Item.DATA,
             Held.NOT_OBSERVED,
             "an uninterrupted run at the target shares no sample with the source either: the rows "
-            "cannot be told by their content there (random augmentation?)",
+            "cannot be told by their content there (random augmentation? another form?)",
             facts=refs,
             next_move="tell the sample ids with ckptdrill's probe, turn the augmentation off for "
             "the drill, or declare the item out of scope",
@@ -58,11 +66,124 @@ def order(
     return _broken(steps, reference, restored, seen, refs, numbers)
 
 
-def _nameless(pair: Pair, control: Trajectory, source: Topology, target: Topology) -> bool:
-    """True when the same steps have no row in common although nothing was restored."""
+def _told_by(
+    pair: Pair,
+    source: Topology,
+    target: Topology,
+    control: Trajectory | None,
+    *,
+    same_effect: bool,
+) -> str | None:
+    """How all samples of the window are known to be the reference's: "" by their content, else in
+    words; None where they are not.
+    """
+    steps = pair.compared
+    restored = (pair.restored, target)
+    if all(_same_rows((pair.reference, source), restored, s) for s in steps):
+        return ""
+    if control is None:
+        return None
+    if all(same_samples((pair.reference, source), restored, s) for s in steps):
+        return ", but for the padding at their ends"
+    if not same_effect:
+        return None
+    if all(_multiple((pair.reference, source), restored, s) for s in steps):
+        return ", each on several ranks: the first gradients that follow are the reference's"
+    if steps[-1] > control.last_step or control.lost(control.batches, steps):
+        return None
+    if not all(_same_rows((control, target), restored, s) for s in steps):
+        return None
+    if not identified(pair, control, source, target):
+        return (
+            ": they have another form at this topology, are those of an uninterrupted run there, "
+            "and the first gradients that follow from them are the reference's"
+        )
+    return None
+
+
+Placed = tuple[Trajectory, Topology]
+
+
+def _same_rows(one: Placed, other: Placed, step: int) -> bool:
+    rows = global_rows(one[0], step, one[1])
+    return bool(rows) and _equal(rows, global_rows(other[0], step, other[1]))
+
+
+def _multiple(one: Placed, other: Placed, step: int) -> bool:
+    """Whether every row is there as many times more often, in either direction."""
+    rows = [global_rows(run, step, topology) for run, topology in (one, other)]
+    few, many = sorted(rows, key=Counter.total)
+    factor, rest = divmod(many.total(), few.total() or 1)
+    return rest == 0 and _equal(Counter({row: n * factor for row, n in few.items()}), many)
+
+
+def same_samples(one: Placed, other: Placed, step: int) -> bool:
+    """Whether both consumed the same samples in the step that leads to `step`, padded or not."""
+    if _same_rows(one, other, step):
+        return True
+    rows = [global_rows(run, step, topology) for run, topology in (one, other)]
+    if rows[0].total() != rows[1].total() or not rows[0]:
+        return False
+    same = _Same({**one[0].shorter(step), **other[0].shorter(step)})
+    return same.counted(rows[0]) == same.counted(rows[1])
+
+
+class _Same:
+    """Rows that are one sample: what is left of one of them without its end is the other, or what
+    is left of it. Each has a representative.
+    """
+
+    def __init__(self, shorter: Mapping[str, Sequence[str]]) -> None:
+        self._parent: dict[str, str] = {}
+        for row, cut in shorter.items():
+            for less in cut:
+                self._parent[self._top(less)] = self._top(row)
+
+    def counted(self, rows: Counter[str]) -> Counter[str]:
+        """The rows by their representatives."""
+        found: Counter[str] = Counter()
+        for row, count in rows.items():
+            found[self._top(row)] += count
+        return found
+
+    def _top(self, row: str) -> str:
+        while (above := self._parent.get(row, row)) != row:
+            row = above
+        return row
+
+
+def identified(pair: Pair, control: Trajectory, source: Topology, target: Topology) -> bool:
+    """Whether rows of the target can be told by their content: an uninterrupted run there consumes
+    as many as the source does, and none that is not the source's, or else other numbers of them.
+
+    Rows that the source has at no step at all are no other samples, as far as is known: it is the
+    same data in another form.
+    """
     steps = [s for s in pair.compared if s <= control.last_step]
-    return bool(steps) and not any(
-        global_rows(pair.reference, s, source) & global_rows(control, s, target) for s in steps
+    if not steps:
+        return True
+    known = _all_rows(pair.reference)
+    for step in steps:
+        here, there = global_rows(pair.reference, step, source), global_rows(control, step, target)
+        foreign = sum(count for row, count in there.items() if row not in known)
+        if here.total() == there.total() and 2 * foreign > (there - here).total():
+            return False
+        other_form = _shapes(pair.reference, step) != _shapes(control, step)
+        if not here & there and foreign == there.total() and other_form:
+            return False
+    return True
+
+
+def _shapes(run: Trajectory, step: int) -> frozenset[str]:
+    """The shapes of the rows of a step: those of slices and of other padding are others."""
+    facts = run.batches.get(step, ())
+    return frozenset(repr(f.data["shapes"]) for f in facts if f.data["rows"] and "shapes" in f.data)
+
+
+def _all_rows(run: Trajectory) -> frozenset[str]:
+    """The rows that a run consumed at any step."""
+    return run.derived.once(
+        "all rows", lambda: frozenset(row for step in run.batches for row in run.row_counts(step))
     )
 
 
@@ -99,34 +220,64 @@ def rows_per_rank(run: Trajectory, step: int) -> tuple[int, ...]:
 
 
 def same_as_control(
-    pair: Pair, control: Trajectory, source: Topology, target: Topology, noise: float
+    pair: Pair,
+    control: Trajectory,
+    source: Topology,
+    target: Topology,
+    noise: float,
+    *,
+    same_effect: bool | None = None,
 ) -> str | None:
     """Why the target topology itself changes the batches, if the uninterrupted control shows it
     does.
 
     None when the control consumes what the source consumes, or when the restored run consumes
-    something else than the control.
+    something else than the control. `same_effect`: whether the first gradients are the same, which
+    those of other samples are not; None where that is not known.
     """
     steps = [s for s in pair.compared if s <= control.last_step]
     if not steps or pair.lost_batches or control.lost(control.batches, steps):
         return None
-    if not _alike(control, target, pair.restored, target, steps):
-        return None
     first = steps[0]
     here, there = global_rows(pair.reference, first, source), global_rows(control, first, target)
-    if not _alike(control, target, pair.reference, source, steps):
+    if not _alike(control, target, pair.restored, target, steps):
+        # A position that is counted in samples stands elsewhere by then: as many a step are enough.
+        restored = global_rows(pair.restored, first, target)
+        known = _all_rows(pair.reference) | _all_rows(control)
+        if here.total() == there.total() or restored.total() != there.total():
+            return None
+        if not known >= restored.keys():
+            return None
+    if not all(same_samples((pair.reference, source), (control, target), s) for s in steps):
+        if same_effect or not identified(pair, control, source, target):
+            return None
+        if here.total() != there.total():
+            return (
+                f"another training by the batch plan: {there.total()} samples a step instead of "
+                f"{here.total()} (an uninterrupted run at {target.short} does that, too)"
+                f"{_rates(pair, control, first)}"
+            )
         return (
-            f"an uninterrupted run at {target.short} consumes {there.total()} samples in step "
-            f"{first} where {source.short} consumes {here.total()}, as the restored run does"
+            f"{(there - here).total()} of the {there.total()} samples of step {first} are others "
+            f"than at {source.short}, in an uninterrupted run at {target.short}, too"
         )
     shares = rows_per_rank(control, first)
     worst = largest_deviation(pair.reference, control, steps)
-    if len(set(shares)) > 1 and worst > noise:
+    if len(set(shares)) > 1 and (worst > noise or same_effect is False):
         return (
             f"the ranks of {target.short} hold {shares} rows of one global batch, so the mean of "
-            f"their means weighs samples unequally (an uninterrupted run there is {worst:.2g} off)"
+            "their means weighs samples unequally (the loss of an uninterrupted run there is "
+            f"{worst:.2g} off)"
         )
     return None
+
+
+def _rates(pair: Pair, control: Trajectory, step: int) -> str:
+    """How the learning rate of the control differs, in words."""
+    here, there = (run.learning_rates(step).get(0, ()) for run in (pair.reference, control))
+    if len(here) != len(there) or not here or here == there:
+        return ""
+    return f", rate {there[0]:g} instead of {here[0]:g}"
 
 
 def _held(

@@ -1,7 +1,8 @@
 """How a launch ended, read from its facts and its exit record. Exit codes alone prove nothing.
 
 The earliest failing rank is the cause; the others often only report that a peer closed the
-connection. A launch that recorded its last wanted step has ended well, whatever its teardown did.
+connection. A launch whose ranks have all made the last wanted step and its saves has ended well,
+whatever its teardown did: what came after is a note.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 from ckptdrill.model import Fact, LaunchRecord
 
 _LOADING = re.compile(r", in (_?load\w*|_?restore\w*|_?resume\w*)\n")
+_SAVING = re.compile(r", in (_?save\w*|_?async_save\w*|_?checkpoint\w*|_?dump\w*)\n")
 # What a typing error in the script raises: no word of the stack about the checkpoint.
 _MISTAKES = frozenset(
     {
@@ -51,6 +53,7 @@ class Ending:
     rank: int | None = None
     facts: tuple[str, ...] = ()
     remedy: str = ""  # what to do about this very ending, where it is known
+    note: str = ""  # what happened when all was trained
 
 
 def ending(record: LaunchRecord) -> Ending:
@@ -65,13 +68,74 @@ def _ending(record: LaunchRecord) -> Ending:
         f.rank for f in record.of("exited") if f.data.get("code") == 0
     }
     if len(finished) == record.world_size:
-        return Ending(End.TRAINED, "every rank finished")
+        return Ending(End.TRAINED, "every rank finished", note=_stood(record))
+    last = _last_step(record)
+    if last is not None and _has_trained(record, last, finished):
+        note = _afterwards(record, finished)
+        return Ending(End.TRAINED, f"every rank made step {last} and its saves", note=note)
     failure = _first_failure(record)
     if failure is not None:
         return failure
     if record.ended.get("timed_out"):
         return _timed_out(record)
     return _died(record, finished)
+
+
+def _last_step(record: LaunchRecord) -> int | None:
+    """The last wanted step, in steps of the process; None where it was not recorded, and for
+    launches that are interrupted.
+    """
+    steps = [fact.data.get("last_step") for fact in record.of("started")]
+    told = [step for step in steps if step is not None]
+    return min(told) if told and len(told) == len(steps) else None
+
+
+def _has_trained(record: LaunchRecord, last: int, finished: set[int]) -> bool:
+    """Whether every rank has made its last step, and all that it saved is on storage."""
+    ranks = range(record.world_size)
+    stepped = {f.rank for f in record.of("stepped") if f.step >= last} | finished
+    if not stepped >= set(ranks) or any(_is_saving(record, rank, last) for rank in ranks):
+        return False
+    return not any(_SAVING.search(f.data.get("traceback", "")) for f in record.of("crashed"))
+
+
+def _is_saving(record: LaunchRecord, rank: int, last: int) -> bool:
+    """Whether a save of the last step, or one that goes on beside the loop, has not come to its
+    good end.
+    """
+    begun, ended = record.of("save_begin", rank), record.of("save_end", rank)
+    beside = sum(fact.data["call"] == "async_save" for fact in begun)
+    uploaded = [f for f in record.of("uploaded", rank) if not f.data.get("error")]
+    return len(uploaded) < beside or any(
+        not any(e.line > b.line and e.data["call"] == b.data["call"] for e in ended)
+        for b in begun
+        if b.step >= last
+    )
+
+
+def _afterwards(record: LaunchRecord, finished: set[int]) -> str:
+    """How a launch ended that had trained, in words."""
+    crashes = sorted(record.of("crashed"), key=record.t)
+    if crashes:
+        return f"after its last step rank {crashes[0].rank} raised {cause(crashes[0])}"
+    left = sorted(set(range(record.world_size)) - finished)
+    if (record.ended or {}).get("timed_out"):
+        return f"after their last step ranks {left} never ended; the time limit did it"
+    return f"after their last step: {_died(record, finished).text}"
+
+
+def _stood(record: LaunchRecord) -> str:
+    """Which rank was still waiting at its end when the program of another was over, and where. A
+    rank that waits for one that the drill holds is no matter.
+    """
+    if not record.of("exited"):
+        return ""
+    waiting = [f for f in record.of("stopped") if f.data.get("waiting")]
+    return "; ".join(
+        f"after its last step rank {f.rank} stood in {f.data['waiting']['function']} "
+        f"({f.data['waiting']['module']}) while the programs of others had ended"
+        for f in waiting[:1]
+    )
 
 
 def _first_failure(record: LaunchRecord) -> Ending | None:

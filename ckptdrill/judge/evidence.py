@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ckptdrill.model import JsonValue, LaunchRecord, Plan, Policy, Tolerance
+from ckptdrill.model import JsonValue, Launch, LaunchRecord, Plan, Policy, Tolerance
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class Evidence:
     tier_saves: tuple[int, ...] = ()  # steps saved in the memory tier
     tiers: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
     conversion: Mapping[str, JsonValue] | None = None  # its record, where what is restored has one
+    # Restores at the source's and the target's topology without random layers, where noise hides
+    # whether the gradients are the same.
+    quiet: tuple[Launch, ...] = ()
     control_failed: str | None = (
         None  # why the baseline of this source does not hold, if it does not
     )

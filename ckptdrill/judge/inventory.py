@@ -22,12 +22,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ckptdrill.columns import Part
+from ckptdrill.judge.allowed import Allowed
 from ckptdrill.judge.logical import Logical, columnar, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.judge.updates import PROJECTIONS
 from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
 # A projection is a float64 sum over many elements: round-off alone moves it by this much.
 FLOOR = 1e-5
+_PARTS_FLOOR = 1e-3  # of the size of parts together, some steps after the restore
 _SHOWN = 12
 _SHARED = ("save", "async_save")  # the calls of torch.distributed.checkpoint
 # When, where and by which process something was saved: part of every checkpoint, of no training.
@@ -153,12 +156,11 @@ def saved_steps(run: Trajectory) -> tuple[int, ...]:
 
 def next_save(
     pair: Pair,
-    repeats: Sequence[Trajectory],
-    control: Trajectory | None,
+    allowed: Allowed,
     *,
-    safety: float,
     random_continues: bool,
     data_holds: bool = False,
+    rounds: bool = False,
     other_before: frozenset[str] | None = None,
 ) -> Check:
     """One row over all leaves of the first save after the restore that both runs made.
@@ -166,8 +168,11 @@ def next_save(
     `other_before` is None where the updates are the reference's. Else what follows from them is
     another by then: what is named like weights and moments (an average), and every other tensor or
     fraction too, where the script already held something otherwise before the first step. What it
-    held then has one of these names.
+    held then has one of these names. The ceiling of updates is that of what is neither weights nor
+    moments. `rounds`: the first updates are the reference's but for rounding, as where a process
+    that has just begun adds up in another order; weights and moments then say what those say.
     """
+    control, ceiling = allowed.control, allowed.update_ceiling
     reference_steps = [s for s in saved_steps(pair.reference) if s > pair.restore_step]
     restored_steps = [s for s in saved_steps(pair.restored) if s > pair.restore_step]
     common = sorted(set(reference_steps) & set(restored_steps))
@@ -179,13 +184,18 @@ def next_save(
         return Check(Item.INVENTORY, Held.NOT_OBSERVED, lost)
     reference, restored = saved_at(pair.reference, step), saved_at(pair.restored, step)
     refs = pair.reference.record.refs(reference.facts) + pair.restored.record.refs(restored.facts)
-    others = [saved_at(run, step) for run in repeats if not lost_leaves(run, step)]
+    others = [saved_at(run, step) for run in allowed.repeats if not lost_leaves(run, step)]
     whole = control is not None and not lost_leaves(control, step)
     beside = saved_at(control, step) if control and whole else None
     ignored = [_BOOKKEEPING]
     ignored += [] if random_continues else [_RANDOM]
     ignored += [_DATA] if data_holds else []  # what the loader does counts, not how it says it
-    asked = _Comparison(reference, restored, tuple(others), beside, safety, tuple(ignored))
+    wanted = rounds or ceiling < math.inf
+    state = _of_state(pair.reference, step) if wanted else frozenset()
+    asked = _Comparison(
+        *(reference, restored, tuple(others), beside, allowed.safety, tuple(ignored)),
+        *(ceiling, state, rounds, _digests(pair.reference, step) if control else frozenset()),
+    )
     comparison = _the_same(asked)
     told = [*collapsed(pair), *probed(pair)]
     found = comparison.problems
@@ -262,6 +272,19 @@ def _of_state(run: Trajectory, step: int) -> frozenset[object]:
         if logical.dtype != "value"
     )
     return run.derived_from("state").once(("of state", step), lambda: frozenset(contents))
+
+
+def _digests(run: Trajectory, step: int) -> frozenset[str]:
+    """The digests of all that ranks hold of weights, buffers and moments at a step."""
+    facts = run.sample("state", step, "save") or run.sample("state", step)
+    held = (
+        entry[4]
+        for fact in facts
+        for part in ("weights", "buffers", "optimizer")
+        for entry in fact.data[part].values()
+        if is_entry(entry)
+    )
+    return run.derived_from("state").once(("digests", step), lambda: frozenset(held))
 
 
 def _content(saved: Saved, key: str) -> object:
@@ -393,6 +416,10 @@ class _Comparison:
     control: Saved | None
     safety: float
     ignored: tuple[re.Pattern[str], ...]
+    ceiling: float = math.inf  # of the band that the control makes, for what is not `of_state`
+    of_state: frozenset[object] = frozenset()
+    rounds: bool = False
+    digests: frozenset[str] = frozenset()  # of what ranks hold of weights and moments
 
     @cached_property
     def keys(self) -> set[str]:
@@ -450,15 +477,37 @@ class _Comparison:
             return True
         control = self.control if self.control and key in self.control.keys else None
         if control is not None and _alike(control, self.restored, key):
-            return True
+            return True  # a count or a name that belongs to the topology
         wanted, found = self.reference.values(key), self.restored.values(key)
+        if self.control is not None and _in_parts(wanted, found):
+            return self._parts_agree(key, wanted, found)
         others = [r.values(key) for r in self.repeats if key in r.keys]
-        others += [control.values(key)] if control is not None else []
-        band = max((_distance(wanted, other) for other in others), default=0.0)
-        if band == 0.0 and self.control is None:
+        band = self.safety * max((_distance(wanted, other) for other in others), default=0.0)
+        if control is not None:
+            by_topology = self.safety * _distance(wanted, control.values(key))
+            follows = _content(self.reference, key) in self.of_state
+            band = max(band, by_topology if follows else min(by_topology, self.ceiling))
+        elif self.rounds and _content(self.reference, key) in self.of_state:
+            return True
+        elif band == 0.0 and not self.rounds:
             return False  # the source repeats this leaf bit by bit, so must a restore beside it
         distance = _distance(wanted, found)
-        return math.isfinite(distance) and distance <= max(self.safety * band, FLOOR)
+        return math.isfinite(distance) and distance <= max(band, FLOOR)
+
+    def _parts_agree(
+        self, key: str, wanted: tuple[JsonValue, ...], found: tuple[JsonValue, ...]
+    ) -> bool:
+        """Parts at another topology: those of weights and moments follow from what was stepped
+        with; others are as large together as the reference's, within what the control shows.
+        """
+        if all(value["entry"][4] in self.digests for value in wanted):
+            return True
+        sizes = _size(wanted), _size(found)
+        if sizes[0] is None or sizes[1] is None or not sizes[0]:
+            return True
+        beside = _size(self.control.values(key)) if self.control else None
+        band = abs(beside / sizes[0] - 1.0) * self.safety if beside else 0.0
+        return abs(sizes[1] / sizes[0] - 1.0) <= max(min(band, self.ceiling), _PARTS_FLOOR)
 
 
 @lru_cache(maxsize=16)
@@ -543,7 +592,25 @@ def _vector(values: tuple[JsonValue, ...]) -> list[float] | None:
     projections = [v.get("projection") for v in values if _is_tensor(v)]
     if len(projections) != len(values) or not all(projections):
         return None
-    return [sum(column) for column in zip(*projections, strict=True)]
+    return [sum(column) for column in zip(*(p[:PROJECTIONS] for p in projections), strict=True)]
+
+
+def _in_parts(one: tuple[JsonValue, ...], other: tuple[JsonValue, ...]) -> bool:
+    """Whether ranks hold parts of a tensor in plain tensors: other content at the same place, or
+    other shapes.
+    """
+    entries = [v["entry"] for v in (*one, *other) if _is_tensor(v) and is_entry(v["entry"])]
+    if len(entries) != len(one) + len(other) or any(any(e[2]) or e[1] != e[3] for e in entries):
+        return False
+    return len(one) > 1 or len(other) > 1 or len({repr(e[1]) for e in entries}) > 1
+
+
+def _size(values: tuple[JsonValue, ...]) -> float | None:
+    """The size of distinct parts together; None where it is not told."""
+    numbers = [v.get("projection", ()) for v in values]
+    if not numbers or any(len(each) <= PROJECTIONS for each in numbers):
+        return None
+    return math.sqrt(math.fsum(each[PROJECTIONS] for each in numbers))
 
 
 def _floating(values: tuple[JsonValue, ...]) -> bool:

@@ -12,36 +12,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptdrill.judge.trajectory import Pair, Trajectory
+from ckptdrill.judge.allowed import Allowed
+from ckptdrill.judge.trajectory import LossForm, Pair, Trajectory
 from ckptdrill.model import Check, Held, Item, Tolerance
 
 # Sums of a different order differ by a few units in the last place even where nothing else does:
 # the smallest band is 16 ulp of float32, the type losses are computed in.
 FLOOR = 16 * 2.0**-24
+# Losses of equal state and samples that are put together in the right way agree to this.
+_AGREES = 1e-4
 
 
-def window(
-    pair: Pair,
-    repeats: Sequence[Trajectory],
-    control: Trajectory | None,
-    tolerance: Tolerance,
-    noisy: str | None,
-    unmeasured: str | None = None,
-) -> Check:
+def window(pair: Pair, tolerance: Tolerance, allowed: Allowed) -> Check:
     """Loss of the restored run over the reference, step by step.
 
-    `unmeasured` says which planned run the band should have come from and did not: without it a
-    loss beyond rounding says nothing about the restore.
+    Without a planned run that the band should have come from, a loss beyond rounding says nothing
+    about the restore.
     """
     steps = pair.compared
-    reference = [pair.reference.loss(s) for s in steps]
-    restored = [pair.restored.loss(s) for s in steps]
+    form = _form(pair, allowed.control)
+    reference = [pair.reference.loss(s, form) for s in steps]
+    restored = [pair.restored.loss(s, form) for s in steps]
     refs = pair.reference.refs(steps) + pair.restored.refs(steps)
     if pair.lost_steps or not steps or None in reference or None in restored:
         what = pair.lost_steps or "no scalar was passed to backward in every step"
         return Check(Item.LOSS, Held.NOT_OBSERVED, what, facts=refs)
     deviations = [deviation(a, b) for a, b in zip(reference, restored, strict=True)]
-    band, source = _band(pair, steps, repeats, control, tolerance)
+    band, source = _band(pair, steps, tolerance, allowed, form)
     numbers = {
         "steps": list(steps),
         "reference": reference,
@@ -53,8 +50,8 @@ def window(
     measured_by_owner = tolerance.loss is not None
     check = _judged(
         numbers,
-        None if measured_by_owner else noisy,
-        None if measured_by_owner else unmeasured,
+        None if measured_by_owner else allowed.noisy,
+        None if measured_by_owner else allowed.unmeasured,
     )
     return replace(check, facts=refs, numbers=numbers)
 
@@ -101,25 +98,49 @@ def deviation(reference: float | None, other: float | None) -> float:
     return abs(reference - other) / max(abs(reference), 1e-300)
 
 
-def largest_deviation(reference: Trajectory, other: Trajectory, steps: Iterable[int]) -> float:
+def largest_deviation(
+    reference: Trajectory,
+    other: Trajectory,
+    steps: Iterable[int],
+    form: LossForm = LossForm.MEAN,
+) -> float:
     """The largest deviation over the steps both runs have; 0 when there is none."""
     both = [s for s in steps if s in reference.stepped and s in other.stepped]
-    return max((deviation(reference.loss(s), other.loss(s)) for s in both), default=0.0)
+    losses = ((reference.loss(s, form), other.loss(s, form)) for s in both)
+    return max((deviation(one, another) for one, another in losses), default=0.0)
+
+
+def _form(pair: Pair, control: Trajectory | None) -> LossForm:
+    """How the ranks' losses make that of the job: the way in which two runs agree that go on from
+    equal state. A job may sum what each rank passes to backward, or its last stage alone has one.
+    """
+    if control is None or not pair.compared:
+        return LossForm.MEAN
+    first = pair.compared[0]
+
+    def apart(form: LossForm) -> float:
+        gaps = [deviation(pair.reference.loss(first, form), pair.restored.loss(first, form))]
+        begin = pair.reference.offset + 1
+        if begin in control.stepped and begin in pair.reference.stepped:
+            gaps.append(deviation(pair.reference.loss(begin, form), control.loss(begin, form)))
+        return min(gaps)
+
+    return next((form for form in LossForm if apart(form) <= _AGREES), LossForm.MEAN)
 
 
 def _band(
-    pair: Pair,
-    steps: Sequence[int],
-    repeats: Sequence[Trajectory],
-    control: Trajectory | None,
-    tolerance: Tolerance,
+    pair: Pair, steps: Sequence[int], tolerance: Tolerance, allowed: Allowed, form: LossForm
 ) -> tuple[float, str]:
     if tolerance.loss is not None:
         return tolerance.loss, "set by the owner"
+    repeats, control, safety = allowed.repeats, allowed.control, allowed.safety
     variance = max((largest_deviation(pair.reference, r, steps) for r in repeats), default=0.0)
-    topology = largest_deviation(pair.reference, control, steps) if control else 0.0
-    band = max(tolerance.safety * max(variance, topology), FLOOR)
-    source = f"{tolerance.safety:g} x the larger of run-to-run {variance:.2g}"
+    topology = largest_deviation(pair.reference, control, steps, form) if control else 0.0
+    ceiling = allowed.loss_ceiling
+    band = max(safety * variance, min(safety * topology, ceiling), FLOOR)
+    source = f"{safety:g} x the larger of run-to-run {variance:.2g}"
     if control:
         source += f" and uninterrupted at the target {topology:.2g}"
+        if safety * topology > ceiling:
+            source += f", of which no more than {ceiling:.2g} is let pass"
     return band, f"{source}; at least {FLOOR:.2g}"

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from ckptdrill.columns import Part
+from ckptdrill.judge import leftovers, parts
+from ckptdrill.judge.inventory import saved_at
 from ckptdrill.judge.logical import Logical, combine, is_entry, quoted
 from ckptdrill.judge.trajectory import Pair, Trajectory
-from ckptdrill.model import Check, Derived, Fact, Held, Item, JsonValue
+from ckptdrill.model import Check, Cut, Derived, Fact, Held, Item, JsonValue
 
 # How the observer names the state of other optimizers than the first (observer/state.py).
 _NUMBERED = re.compile(r"optimizer(\d+):(.+)", re.DOTALL)
@@ -34,6 +36,7 @@ class Sampled:
     lost: str | None = None  # a rank without a sample: what it held is unknown, not different
     refs: tuple[str, ...] = ()  # the facts compared, as a verdict cites them
     derived: Derived = field(default_factory=Derived)  # what follows from source and target
+    given: parts.Given = field(default_factory=parts.Given)  # what is told of how parts fit
 
     @property
     def missing(self) -> str | None:
@@ -56,10 +59,16 @@ class Sampled:
         return source != target and max(len(source), len(target)) > 1
 
 
-def sampled(pair: Pair) -> Sampled:
-    """State at the first forward after the restored step, in both runs."""
+def sampled(
+    pair: Pair, declared: Mapping[str, Cut] | None = None, control: Trajectory | None = None
+) -> Sampled:
+    """State at the first forward after the restored step, in both runs. `declared` is what the
+    owner says of parts, by glob; `control` shows how the job itself cuts what the source begins
+    with.
+    """
     runs = (pair.reference, pair.restored)
-    source, target = (_of_stepping(run, run.sample("state", pair.restore_step)) for run in runs)
+    whole = [_of_stepping(run, run.sample("state", pair.restore_step)) for run in runs]
+    source, target = leftovers.taken_off(pair, whole[0], whole[1])
     lost = [
         f"rank {rank} of {run.record.launch_id} recorded no state at the restored step"
         for run, facts in zip(runs, (source, target), strict=True)
@@ -67,7 +76,31 @@ def sampled(pair: Pair) -> Sampled:
     ]
     refs = pair.reference.record.refs(source) + pair.restored.record.refs(target)
     derived = pair.derived_from("state", "stepped")
-    return Sampled(source, target, lost[0] if lost else None, refs, derived)
+    given = parts.Given(
+        saved_at(pair.reference, pair.restore_step).facts,
+        declared or {},
+        _stated(pair),
+        _begun(pair, control) if control is not None else {},
+    )
+    return Sampled(source, target, lost[0] if lost else None, refs, derived, given)
+
+
+def _begun(pair: Pair, control: Trajectory) -> Mapping[str, frozenset[str]]:
+    """How the weights that source and control begin with fit together, by name."""
+    first = pair.reference.offset
+    one, other = (run.sample("state", first) for run in (pair.reference, control))
+    return parts.fit(one, other, "weights", combine(one, "weights").keys()).ways
+
+
+def _stated(pair: Pair) -> Mapping[str, int]:
+    """Parameter -> the dimension along which its framework says that it has cut it."""
+    return {
+        name: dim
+        for run in (pair.reference, pair.restored)
+        for fact in run.sample("roots", pair.restore_step)
+        for name, (dim, stride) in fact.data.get("cut", {}).items()
+        if stride == 1
+    }
 
 
 def _of_stepping(run: Trajectory, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -101,14 +134,18 @@ def keys(state: Sampled) -> Check:
     if state.missing:
         return _unobserved(Item.KEYS, state)
     problems: list[str] = []
+    unknown: list[str] = []
     count = 0
     for part in ("weights", "buffers"):
         source, target = combine(state.source, part), combine(state.target, part)
         count += len(source)
-        problems += _key_problems(source, target)
+        fit = _fit(state, part)
+        problems += [p for p in _key_problems(source, target) if _subject(p) not in fit.names]
+        unknown += fit.unknown
     if not count:
         return Check(Item.KEYS, Held.NOT_OBSERVED, "no parameter or buffer was found in the job")
-    row = _row(Item.KEYS, problems, f"{count} names with equal shape and dtype", state.refs)
+    held = f"{count} names with equal shape and dtype"
+    row = _row(Item.KEYS, problems, held, state.refs, in_parts=unknown)
     dtypes = Counter(each.dtype for each in combine(state.source, "weights").values())
     return replace(row, numbers={"parameter_dtypes": dict(sorted(dtypes.items()))})
 
@@ -140,10 +177,12 @@ def moments(state: Sampled) -> Check:
     source, target = combine(state.source, "optimizer"), combine(state.target, "optimizer")
     if not source and not target:
         return Check(Item.MOMENTS, Held.HELD, "the optimizer keeps no state", facts=state.refs)
-    lost = sorted(set(source) - set(target))
+    fit = _fit(state, "optimizer")
+    lost = sorted(set(source) - set(target) - fit.names)
     problems, unknown = state.derived.once("moments", lambda: _moment_problems(state))
+    problems = _without_parts(problems, fit)
     held = f"{len(source)} entries equal, by parameter name"
-    check = _row(Item.MOMENTS, problems, held, state.refs, unknown)
+    check = _row(Item.MOMENTS, problems, held, state.refs, unknown, fit.unknown)
     kept = [name for name in source if is_master(name)]
     if lost and len(lost) == len(source) - len(kept):
         beside = " but the master weights" if kept else ""
@@ -321,9 +360,29 @@ def _tensors(item: Item, state: Sampled, part: str, held: str) -> Check:
     source, target = combine(state.source, part), combine(state.target, part)
     if not source and not target:
         return Check(item, Held.HELD, f"the model has no {part}", facts=state.refs)
-    problems = _value_problems(source, target)
+    fit = _fit(state, part)
+    problems = _without_parts(_value_problems(source, target), fit)
     unknown = _incomplete(source, target)
-    return _row(item, problems, f"{len(source)} {held}", state.refs, unknown)
+    return _row(item, problems, f"{len(source)} {held}", state.refs, unknown, fit.unknown)
+
+
+def _fit(state: Sampled, part: str) -> parts.Fit:
+    """How what does not simply agree fits together, where ranks hold parts of it."""
+
+    def fitted() -> parts.Fit:
+        source, target = combine(state.source, part), combine(state.target, part)
+        problems = (*_key_problems(source, target), *_value_problems(source, target))
+        asked = {_subject(text) for text in problems} & (source.keys() | target.keys())
+        return parts.fit(state.source, state.target, part, asked, state.given)
+
+    if len(state.source) == len(state.target) and not state.on_other_stages:
+        return parts.Fit()  # rank by rank: what is another's is wrong
+    return state.derived.once(("fit", part, *sorted(state.given.declared)), fitted)
+
+
+def _without_parts(problems: Sequence[str], fit: parts.Fit) -> list[str]:
+    """The problems that no part explains, and those of parts that are wrong."""
+    return [*(text for text in problems if _subject(text) not in fit.names), *fit.broken]
 
 
 def _key_problems(source: Mapping[str, Logical], target: Mapping[str, Logical]) -> list[str]:
@@ -468,7 +527,18 @@ def _row(
     held: str,
     refs: tuple[str, ...],
     incomplete: Sequence[str] = (),
+    in_parts: Sequence[str] = (),
 ) -> Check:
+    """`in_parts` are parts, in words, of which nobody knows how they fit together."""
+    if not problems and in_parts:
+        more = f" (and {len(in_parts) - 1} more)" if in_parts[1:] else ""
+        what = (
+            "ranks hold different parts under one name, and how they fit together is not known: "
+            f"{in_parts[0]}{more}"
+        )
+        subjects = tuple(map(_subject, in_parts[:_SHOWN]))
+        move = parts.advice(in_parts)
+        return Check(item, Held.NOT_OBSERVED, what, subjects, facts=refs, next_move=move)
     if not problems and incomplete:
         what = f"{incomplete[0]} is not wholly recorded"
         subjects = tuple(incomplete[:_SHOWN])

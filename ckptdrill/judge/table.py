@@ -1,20 +1,21 @@
 """From checks to one verdict: the first rule that matches wins, and whatever is unforeseen is
 Unproven.
 
-The order is the design's: nothing ran; the harness or the source failed; the control of this source
-does not hold; the fault never fired; the restore hung, refused or crashed; something restored
-differs;
-the batch plan differs; the reference is noisy; evidence is missing; an item was not exercised; else
-Pass. Every verdict names one reason, one item or file to blame, and the facts that decided it.
+In order: nothing ran; the harness or the source failed; the control of this source does not hold;
+the fault never fired; the ranks did different things; the batch plan differs; the target topology
+trains otherwise; something restored differs; the restore hung, refused or crashed; evidence is
+missing, or the reference is noisy; an item was not exercised; else Pass. Every verdict names one
+reason, one item or file to blame, and the facts that decided it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from ckptdrill.judge import otherwise, parting, surroundings, versions
 from ckptdrill.judge import state as states
-from ckptdrill.judge import surroundings, versions
-from ckptdrill.judge.case import OF_THE_BATCHES, Case, case_of
+from ckptdrill.judge.case import OF_THE_BATCHES, OF_THE_UPDATES, Case, case_of
 from ckptdrill.judge.early import before_the_restore
 from ckptdrill.judge.ending import End
 from ckptdrill.judge.evidence import Evidence
@@ -108,6 +109,23 @@ def _not_moved(case: Case) -> Verdict | None:
         next(c for c in case.checks if c.item is Item.TOPOLOGY),
         "allow user namespaces, or run where another host name can be given",
     )
+
+
+def _parted(case: Case) -> Verdict | None:
+    """Ranks that went on from different steps: however that ended, it is why."""
+    found = parting.parting(case.pair) if case.end.how is not End.TRAINED else None
+    if found is None:
+        return None
+    verdict = _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.DIVERGED,
+        found.text,
+        None,
+        "let one rank decide what is restored and tell the others, or agree on it before loading",
+        subject=f"rank {found.astray[0]}",
+    )
+    return replace(verdict, blame_item=Item.STEP, facts=found.facts)
 
 
 def _hung(case: Case) -> Verdict | None:
@@ -232,6 +250,28 @@ def _batch_plan(case: Case) -> Verdict | None:
         "choose a data-parallel degree that divides the global batch, or declare the new batch "
         "plan",
         subject="batch plan",
+    )
+
+
+def _trains_otherwise(case: Case) -> Verdict | None:
+    """The state came back, and the target topology itself makes another training of it."""
+    broken = case.having(Held.BROKEN)
+    may_be = {*OF_THE_UPDATES, Item.HYPERPARAMETERS, Item.SCHEDULER}
+    if not broken or case.trains_otherwise is None or not {c.item for c in broken} <= may_be:
+        return None
+    rates = {Item.HYPERPARAMETERS, Item.SCHEDULER} & {check.item for check in broken}
+    if rates and not case.trains_otherwise.of_rates:
+        return None
+    row = next((c for c in broken if c.item is Item.GRADIENTS), broken[0])
+    topology = case.evidence.plan.restore.topology.short
+    return _verdict(
+        case,
+        VerdictWord.UNSUPPORTED,
+        Reason.TRAINS_OTHERWISE,
+        f"the state is restored, but {topology} trains otherwise: {case.trains_otherwise.text}",
+        row,
+        "see where ranks are averaged, counted or normalised over; or approve it "
+        f"(policy.approved: {otherwise.RATES if rates else otherwise.GRADIENTS})",
     )
 
 
@@ -373,7 +413,8 @@ def _held(case: Case) -> Verdict:
         VerdictWord.PASS,
         Reason.HELD,
         f"{topologies[0]} -> {topologies[1]} {_how_it_goes_on(case)}: every item in scope held "
-        f"at the restore and over {steps} steps",
+        f"at the restore and over {steps} steps"
+        + (f" (a note: {case.end.note})" if case.end.note else ""),
         None,
         "",
     )
@@ -422,7 +463,9 @@ _RULES = {
     Claim.CONTINUES: (
         _not_skewed,
         _not_moved,
+        _parted,
         _batch_plan,
+        _trains_otherwise,
         _diverged,
         _hung,
         _refused,
@@ -459,6 +502,7 @@ _DIVERGED_MOVES = {
     Item.DATA: "store the sampler's epoch and position, and set both before the first batch",
     Item.INVENTORY: "compare what the script saves under this key with what it puts back",
     Item.RNG: "restore the generators last, after everything that seeds or draws",
+    Item.GRADIENTS: "save what the loss depends on and no checkpoint holds",
     Item.UPDATES: "save what the loss or the step depends on and no checkpoint holds",
     Item.LOSS: "save what the loss or the step depends on and no checkpoint holds",
 }
@@ -471,7 +515,9 @@ def _to_blame(case: Case, broken: Sequence[Check]) -> Check:
     """
     first = broken[0]
     if first.item is Item.INVENTORY and first.numbers.get("follows"):
-        return next((c for c in broken if c.item in (Item.UPDATES, Item.LOSS)), first)
+        return next(
+            (c for c in broken if c.item in (Item.GRADIENTS, Item.UPDATES, Item.LOSS)), first
+        )
     if first.item is Item.SCHEDULER and first.subjects == ("lr",):
         groups = states.group_learning_rates(states.sampled(case.pair))
         if groups:

@@ -10,17 +10,28 @@ step
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property, lru_cache, partial
 
 from ckptdrill.model import Derived, Fact, JsonValue, LaunchRecord, place_of
 
 _TEMPORARY = r"(?:[._~]|te?mp[._-]?)*"
 _RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
+
+
+class LossForm(StrEnum):
+    """How the losses of ranks make one: which of them it is shows where two runs begin alike."""
+
+    MEAN = "the mean of the ranks"
+    SUM = "the sum of the ranks"
+    BY_ROWS = "the mean of the ranks by their samples"
+    LAST = "that of the last rank"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,34 +123,90 @@ class Trajectory:
 
         return self.derived_from("stepped").once(("lr", step), rates)
 
-    def loss(self, step: int) -> float | None:
-        """Mean over ranks of the sum over micro-batches: what the update of this step followed.
+    def loss(self, step: int, form: LossForm = LossForm.MEAN) -> float | None:
+        """The loss of a step from what the ranks passed to backward: by default the mean over ranks
+        of the sum over micro-batches, which is what the update of the step followed.
 
-        Micro-batch losses are summed because an accumulating job divides them itself; ranks are
-        averaged because data parallelism averages gradients. Ranks without a loss (the early stages
-        of a pipeline) do not count.
+        Micro-batch losses are summed because an accumulating job divides them itself. Ranks without
+        a loss (the early stages of a pipeline) do not count.
         """
 
-        def mean() -> float | None:
-            facts = self.stepped.get(step, ())
-            sums = [sum(_numbers(f.data["losses"])) for f in facts if f.data["losses"]]
-            return sum(sums) / len(sums) if sums else None
+        def together() -> float | None:
+            facts = [f for f in self.stepped.get(step, ()) if f.data["losses"]]
+            if not facts:
+                return None
+            sums = [math.fsum(_numbers(f.data["losses"])) for f in facts]
+            return _together(form, sums, [len(self.rows(step).get(f.rank, ())) for f in facts])
 
-        return self.derived_from("stepped").once(("loss", step), mean)
+        kinds = ("stepped", *(("batch", "samples") if form is LossForm.BY_ROWS else ()))
+        return self.derived_from(*kinds).once(("loss", step, form), together)
 
     def rows(self, step: int) -> Mapping[int, tuple[str, ...]]:
         """Rank -> the row hashes it consumed in the step that leads to `step`."""
         found: dict[int, tuple[str, ...]] = {}
-        for fact in self.batches.get(step, ()):
-            found[fact.rank] = (*found.get(fact.rank, ()), *fact.data["rows"])
+        for fact in self._of_samples(step):
+            found[fact.rank] = (*found.get(fact.rank, ()), *_rows_of(fact))
         return found
 
     def row_counts(self, step: int) -> Counter[str]:
         """How often each row was consumed by all ranks in the step that leads to `step`."""
-        rows = (fact.data["rows"] for fact in self.batches.get(step, ()))
+        rows = (_rows_of(fact) for fact in self._of_samples(step))
+        return self._of_batches.once(("rows", step), lambda: Counter(itertools.chain(*rows)))
+
+    def shorter(self, step: int) -> Mapping[str, tuple[str, ...]]:
+        """Row hash -> the hashes of that row without its last element, and without its last two."""
+
+        def shorter() -> Mapping[str, tuple[str, ...]]:
+            facts = self._of_samples(step)
+            return {
+                row: tuple(less)
+                for f in facts
+                for row, less in zip(_rows_of(f), f.data.get("shorter", ()), strict=False)
+            }
+
+        return self._of_batches.once(("shorter", step), shorter)
+
+    def _of_samples(self, step: int) -> tuple[Fact, ...]:
+        """The batches of a step that are made of samples: where any rank was given some, those that
+        only got activations are none, and neither is what is given again at every step.
+        """
+
+        def chosen() -> tuple[Fact, ...]:
+            facts = self.batches.get(step, ())
+            moving = tuple(f for f in facts if (f.rank, f.data.get("called")) not in self._constant)
+            facts = moving or facts
+            samples = tuple(f for f in facts if f.data["rows"])
+            return samples or facts
+
+        return self._of_batches.once(("of samples", step), chosen)
+
+    @property
+    def _of_batches(self) -> Derived:
         kind = "samples" if self.record.of("samples") else "batch"
-        of_batches = self.derived_from(kind, "stepped")
-        return of_batches.once(("rows", step), lambda: Counter(itertools.chain.from_iterable(rows)))
+        return self.derived_from(kind, "stepped")
+
+    @property
+    def _constant(self) -> frozenset[tuple[int, JsonValue]]:
+        """(rank, called module) of the modules that get the same at every step: positions, masks.
+
+        Not where a rank gets nothing else.
+        """
+
+        def constant() -> frozenset[tuple[int, JsonValue]]:
+            given: dict[tuple[int, JsonValue], dict[int, list[str]]] = {}
+            for step, facts in self.batches.items():
+                for fact in facts:
+                    key = (fact.rank, fact.data.get("called"))
+                    given.setdefault(key, {}).setdefault(step, []).extend(_rows_of(fact))
+            still = {
+                key
+                for key, by_step in given.items()
+                if len(by_step) > 1 and len({tuple(rows) for rows in by_step.values()}) == 1
+            }
+            moves = {rank for rank, called in given.keys() - still}
+            return frozenset(key for key in still if key[0] in moves)
+
+        return self._of_batches.once("constant", constant)
 
     def refs(self, steps: Iterable[int]) -> tuple[str, ...]:
         """References to the first rank's `stepped` facts of `steps`."""
@@ -265,6 +332,22 @@ def _moment(fact: Fact) -> str | None:
     """`backward` stands for the first forward in loops that never call a module."""
     moment = fact.data.get("at")
     return "forward" if moment == "backward" else moment
+
+
+def _rows_of(fact: Fact) -> Sequence[str]:
+    rows: Sequence[str] = fact.data["rows"] or fact.data.get("activations", ())
+    return rows
+
+
+def _together(form: LossForm, sums: Sequence[float], rows: Sequence[int]) -> float:
+    """The losses of ranks, and how many samples each had, as one loss."""
+    if form is LossForm.SUM:
+        return math.fsum(sums)
+    if form is LossForm.LAST:
+        return sums[-1]
+    if form is LossForm.BY_ROWS and any(rows):
+        return math.fsum(map(operator.mul, sums, rows)) / math.fsum(rows)
+    return math.fsum(sums) / len(sums)
 
 
 def _numbers(values: Iterable[JsonValue]) -> list[float]:

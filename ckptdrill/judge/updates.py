@@ -18,6 +18,7 @@ from functools import lru_cache
 from heapq import nsmallest
 
 from ckptdrill.columns import Layout, Part
+from ckptdrill.judge.allowed import Allowed
 from ckptdrill.judge.logical import Same, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item, JsonValue
@@ -25,27 +26,22 @@ from ckptdrill.model import Check, Held, Item, JsonValue
 # Updates are small beside the weights they are read from: one float32 ulp of the weights is already
 # this large a part of a typical update.
 FLOOR = 1e-3
+PROJECTIONS = 8  # of a tensor (observer/fingerprint.py); what stands behind them is its size
 _SHOWN = 5  # parameters that are named beside the numbers of all together
 
 Vectors = Mapping[str, Sequence[float]]
 
 
-def first(
-    pair: Pair,
-    repeats: Sequence[Trajectory],
-    control: Trajectory | None,
-    *,
-    safety: float,
-    noisy: str | None,
-    unmeasured: str | None = None,
-) -> Check:
+def first(pair: Pair, allowed: Allowed, left_out: frozenset[str] = frozenset()) -> Check:
     """The update of the first step after the restore, beside the reference's.
 
-    `unmeasured` says which planned run the band should have come from and did not.
+    `left_out` are parameters that are not compared: those that ranks hold
+    in parts, and those whose gradient is rounding and nothing else.
     """
     step = pair.restore_step + 1
     wanted, found = update(pair.reference, step), update(pair.restored, step)
-    names = wanted.keys() & found.keys()  # names that only one run has are the keys' matter
+    # Names that only one run has are the keys' matter.
+    names = (wanted.keys() & found.keys()) - left_out
     if names != wanted.keys() or names != found.keys():
         wanted, found = ({n: v[n] for n in sorted(names)} for v in (wanted, found))
     refs = tuple(
@@ -55,6 +51,12 @@ def first(
         for ref in run.record.refs(run.sample("state", s))
     )
     lost = lost_sample(pair.reference, step) or lost_sample(pair.restored, step)
+    if not lost and not names and left_out:
+        what = (
+            "not compared by itself: ranks hold every parameter in parts; state, rates and the "
+            "sizes of the first gradients say what follows"
+        )
+        return Check(Item.UPDATES, Held.HELD, what, facts=refs)
     if lost or not names:
         what = lost or "state around the first step was not recorded"
         return Check(Item.UPDATES, Held.NOT_OBSERVED, what, facts=refs)
@@ -66,18 +68,22 @@ def first(
             facts=refs,
             next_move="restore at a step whose learning rate is not zero",
         )
-    if noisy:
-        what = f"the reference does not reproduce itself: {noisy}"
+    if allowed.noisy:
+        what = f"the reference does not reproduce itself: {allowed.noisy}"
         return Check(Item.UPDATES, Held.NOT_OBSERVED, what, facts=refs)
-    measured = [
-        relative_distance(wanted, other)
-        for run in (*repeats, *([control] if control else []))
-        if not lost_sample(run, step) and (other := update(run, step))
-    ]
-    band = max(safety * max(measured, default=0.0), FLOOR)
+    control = [allowed.control] if allowed.control else []
+    by_topology = allowed.safety * _furthest_of(control, wanted, step)
+    by_repeats = allowed.safety * _furthest_of(allowed.repeats, wanted, step)
+    band = max(by_repeats, min(by_topology, allowed.update_ceiling), FLOOR)
     of_states = pair.derived_from("state")
-    beside = of_states.once(("update", step), lambda: _side_by_side(wanted, found))
-    return replace(_compared(step, beside, band, unmeasured), facts=refs)
+    beside = of_states.once(("update", step, left_out), lambda: _side_by_side(wanted, found))
+    return replace(_compared(step, beside, band, allowed.unmeasured), facts=refs)
+
+
+def _furthest_of(runs: Sequence[Trajectory], wanted: Vectors, step: int) -> float:
+    """How far the furthest of these runs is from an update that they should have made, too."""
+    others = (update(run, step) for run in runs if not lost_sample(run, step))
+    return max((relative_distance(wanted, other) for other in others if other), default=0.0)
 
 
 def _side_by_side(wanted: Vectors, found: Vectors) -> Mapping[str, JsonValue]:

@@ -28,6 +28,7 @@ _FAILED = (
     Reason.TIMED_OUT,
     Reason.DIVERGED,
     Reason.BATCH_PLAN,
+    Reason.TRAINS_OTHERWISE,
 )
 _LABELS = ("matrix", "cell")
 

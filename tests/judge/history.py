@@ -38,6 +38,7 @@ from tests.judge.training import Layout, Training, lr, topology
 
 SAVES, RESTORE_STEP, WINDOW = (4, 8, 12), 8, 5
 END_STEP = RESTORE_STEP + WINDOW
+FIRST_STEPS = 3  # whose gradients are recorded, from the start and after each save
 SAMPLED = {0, *SAVES, *(s + 1 for s in SAVES), *range(RESTORE_STEP, END_STEP + 1)}
 SAMPLED_BY_RESTORES = {*SAVES, *(s + 1 for s in SAVES), END_STEP}
 DECLARED = Policy(rng_other_world_size=RngPolicy.NOT_GUARANTEED)
@@ -326,6 +327,8 @@ def _lines(launch: Launch, job: Training, at: int, layout: Layout) -> Iterator[L
         if step == launch.stop_step:
             break
         yield "batch", local, {"micro": 0, "rows": job.rows(step + 1, layout)}
+        if local < FIRST_STEPS or any(0 <= step - save < FIRST_STEPS for save in SAVES):
+            yield "gradient", local, _gradient(job, step + 1, local + 1, layout)
         yield "stepped", local + 1, _stepped(job, step + 1, local + 1, layout)
     yield "stopped", launch.stop_step - at, {"agreed": True}
 
@@ -346,6 +349,17 @@ def _sample(job: Training, step: int, local: int, layout: Layout, moment: str) -
     yield "roots", local, {"frozen": [], "tied": [], "non_persistent": ["positions"]}
     yield "state", local, {"at": moment, **job.state(step, layout), "took_s": 0.01}
     yield "rng", local, {"at": moment, "kinds": job.rng(step, layout)}
+
+
+def _gradient(job: Training, step: int, local: int, layout: Layout) -> dict[str, Any]:
+    return {
+        "of": local,
+        "optimizer": 0,
+        "leaves": job.gradients(step, layout),
+        "dtypes": ["float32"],
+        "matmul": "highest",
+        "drawn": False,
+    }
 
 
 def _stepped(job: Training, step: int, local: int, layout: Layout) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ckptdrill.model import Held, Item, Policy, Reason, RngPolicy, VerdictWord
 from tests.judge.history import History, healthy
@@ -94,7 +95,7 @@ def test_three_ranks_that_drop_samples_are_a_batch_plan_not_a_divergence() -> No
     verdict = healthy("ddp2", "ddp3").verdict()
     assert (verdict.word, verdict.reason) == (VerdictWord.UNSUPPORTED, Reason.BATCH_PLAN)
     assert verdict.blame_subject == "batch plan"
-    assert "consumes 6 samples in step 9 where ddp2 consumes 8" in verdict.explanation
+    assert "6 samples a step instead of 8 (an uninterrupted run at ddp3" in verdict.explanation
 
 
 def test_uneven_shares_weigh_samples_unequally_and_are_a_batch_plan() -> None:
@@ -138,3 +139,104 @@ def test_a_window_that_reaches_no_new_epoch_exercises_none() -> None:
 def test_epochs_may_be_declared_out_of_scope() -> None:
     policy = Policy(rng_other_world_size=RNG, out_of_scope={"epoch boundary": "one epoch only"})
     assert healthy(job=Training(epochs=False), policy=policy).verdict().word is VerdictWord.PASS
+
+
+# ---------------------------------------------------------------- samples in another form
+
+
+def reshaped(history: History, edit: Any) -> History:
+    """The rows of the target in another form, in its uninterrupted run and in the restored one."""
+    return history.edited("batch", edit, launch="control").edited("batch", edit)
+
+
+def hashed(rows: list[str], salt: str) -> list[str]:
+    return [row[:-2] + salt for row in rows]
+
+
+def unlike(batch: dict[str, Any]) -> None:
+    batch["rows"] = hashed(batch["rows"], "zz")
+
+
+def test_a_row_is_known_without_its_padding() -> None:
+    def padded(batch: dict[str, Any]) -> None:
+        batch["shorter"] = [[row] for row in batch["rows"]]
+        batch["rows"] = hashed(batch["rows"], "zz")
+
+    check = reshaped(healthy("ddp2", "ddp4"), padded).check(Item.DATA)
+    assert check.status is Held.HELD
+    assert check.summary.endswith("but for the padding at their ends")
+
+
+def test_rows_in_another_form_are_known_by_their_effect() -> None:
+    history = reshaped(healthy("ddp2", "ddp4"), unlike)
+    check = history.check(Item.DATA)
+    assert check.status is Held.HELD
+    assert "another form at this topology" in check.summary
+    assert history.verdict().word is VerdictWord.PASS
+
+
+def test_an_effect_that_is_not_the_same_tells_nothing_of_unknown_rows() -> None:
+    history = reshaped(healthy("ddp2", "ddp4", control=Training(gradient_factor=2.0)), unlike)
+    assert history.check(Item.DATA).status is Held.NOT_OBSERVED
+    assert history.verdict().word is VerdictWord.UNPROVEN
+
+
+def test_rows_that_are_not_those_of_the_control_are_no_other_form() -> None:
+    history = healthy("ddp2", "ddp4").edited("batch", unlike)
+    assert history.check(Item.DATA).status is Held.BROKEN
+
+
+def test_ranks_that_hold_the_same_samples_count_once_where_the_gradient_says_so() -> None:
+    def twice(batch: dict[str, Any]) -> None:
+        batch["rows"] = batch["rows"] * 2
+
+    history = reshaped(healthy("ddp2", "ddp4"), twice)
+    check = history.check(Item.DATA)
+    assert check.status is Held.HELD
+    assert "each on several ranks" in check.summary
+
+
+def test_more_rows_of_the_same_shape_are_another_batch_plan_whatever_is_in_them() -> None:
+    def more(batch: dict[str, Any]) -> None:
+        batch["rows"] = hashed(batch["rows"], "yy") + hashed(batch["rows"], "zz")
+
+    def shaped(batch: dict[str, Any]) -> None:
+        batch["shapes"] = [[7]]
+
+    history = reshaped(healthy("ddp2", "ddp4", control=Training(gradient_factor=1.3)), more)
+    for launch in ("source", "control", "restore"):
+        history = history.edited("batch", shaped, launch=launch)
+    verdict = history.verdict()
+    assert verdict.reason is Reason.BATCH_PLAN
+    assert "16 samples a step instead of 8" in verdict.explanation
+
+
+def test_what_is_given_again_at_every_step_is_no_sample() -> None:
+    history = healthy("ddp2", "ddp4")
+    for launch in ("source", "baseline", "control", "restore", "repeat"):
+        record = history.record(launch)
+        positions = [
+            structs.replace(
+                fact,
+                data={**fact.data, "rows": ["a" * 16] * (fact.rank + 3), "called": 1},
+                line=fact.line + 5000,
+            )
+            for fact in record.of("batch")
+        ]
+        tokens = [
+            structs.replace(f, data={**f.data, "called": 0}) if f.kind == "batch" else f
+            for f in record.facts
+        ]
+        history = history.with_facts(launch, [*tokens, *positions])
+    assert history.check(Item.DATA).status is Held.HELD
+
+
+def test_activations_of_later_stages_are_no_samples() -> None:
+    def stage(batch: dict[str, Any]) -> None:
+        batch["activations"] = hashed(batch["rows"], "xx")
+        batch["rows"] = []
+
+    history = healthy("ddp2")
+    for launch in ("source", "baseline", "repeat", "restore"):
+        history = history.edited("batch", stage, launch=launch, rank=1)
+    assert history.check(Item.DATA).status is Held.HELD

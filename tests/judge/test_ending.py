@@ -6,7 +6,7 @@ import pytest
 
 from ckptdrill.judge.ending import End, cause, ending
 from ckptdrill.model import Reason, VerdictWord
-from tests.judge.history import History, healthy
+from tests.judge.history import WINDOW, History, healthy
 
 WRAPPED = [
     {"type": "torch.distributed.checkpoint.api.CheckpointException", "message": "ranks:[2]"},
@@ -199,3 +199,44 @@ def test_a_build_that_is_done_explains_nothing() -> None:
     told = ((1, "builds"), (0, "waits"), (1, "done"), (0, "done"))
     verdict = compiled("restore", *told).verdict()
     assert "extension" not in verdict.explanation
+
+
+def over(history: History, last: int = WINDOW) -> History:
+    """The restored run knows its last step."""
+    return history.edited("started", lambda data: data.update(last_step=last))
+
+
+def test_what_comes_after_the_last_step_and_its_saves_is_a_note() -> None:
+    error = [{"type": "builtins.RuntimeError", "message": "Connection closed by peer"}]
+    history = over(healthy().without("stopped", rank=1).ended(returncode=1))
+    crash = history.fact("crashed", 1, step=WINDOW, during="train", error=error)
+    verdict = history.adding(crash).verdict()
+    traced = crash.data | {"traceback": '  File "a.py", line 9, in save_all\n    x\n'}
+    saving = history.fact("crashed", 1, step=WINDOW, **traced)
+    assert history.adding(saving).verdict().reason is Reason.CRASHED
+    assert verdict.word is VerdictWord.PASS
+    assert "a note: after its last step rank 1 raised RuntimeError: Conn" in verdict.explanation
+
+
+def test_a_launch_that_hangs_after_all_its_steps_has_trained() -> None:
+    history = over(healthy().without("stopped").ended(returncode=None, timed_out=True))
+    verdict = history.verdict()
+    assert verdict.word is VerdictWord.PASS
+    assert "ranks [0, 1] never ended" in verdict.explanation
+
+
+def test_a_rank_without_the_last_step_is_not_excused() -> None:
+    history = over(healthy().without("stopped").ended(returncode=None, timed_out=True))
+    verdict = history.without("stepped", rank=1, step=WINDOW).verdict()
+    assert verdict.reason is Reason.TIMED_OUT
+
+
+def test_a_save_of_the_last_step_that_never_ended_is_not_excused() -> None:
+    history = over(healthy().without("stopped").ended(returncode=None, timed_out=True))
+    begun = history.fact("save_begin", 1, step=WINDOW, call="save", path="/run/out/step-13")
+    assert history.adding(begun).verdict().reason is Reason.TIMED_OUT
+    beside = history.fact("save_begin", 1, step=2, call="async_save", path="/run/out/step-10")
+    ended = history.fact("save_end", 1, t=11.0, step=2, call="async_save", path="/x", took_s=0.1)
+    assert history.adding(beside, ended).verdict().reason is Reason.TIMED_OUT
+    uploaded = history.fact("uploaded", 1, t=12.0, step=2, path="/x", error=None)
+    assert history.adding(beside, ended, uploaded).verdict().word is VerdictWord.PASS

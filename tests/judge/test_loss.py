@@ -110,3 +110,28 @@ def test_a_deviation_is_relative_and_never_hides_what_is_not_a_number(
     one: float | None, two: float | None, expected: float
 ) -> None:
     assert deviation(one, two) == expected
+
+
+def test_losses_are_put_together_as_the_two_runs_agree() -> None:
+    """Each rank passes its part of a sum to backward, so that ranks halve what each has."""
+
+    def parts(ranks: int) -> Any:
+        def edit(fact: dict[str, Any]) -> None:
+            fact["losses"] = [loss / ranks for loss in fact["losses"]]
+
+        return edit
+
+    history = healthy("ddp2", "ddp4")
+    for launch, ranks in (("source", 2), ("repeat", 2), ("control", 4), ("restore", 4)):
+        history = history.edited("stepped", parts(ranks), launch=launch)
+    check = history.check(Item.LOSS)
+    assert check.status is Held.HELD
+    assert check.numbers["deviation"][0] < 1e-6
+
+
+def test_a_control_that_is_far_off_itself_excuses_no_loss() -> None:
+    there = healthy("fsdp2", "fsdp4", control=Training(loss_factor=1.5))
+    check = there.check(Item.LOSS)
+    assert check.status is Held.BROKEN
+    assert check.numbers["band"] == pytest.approx(0.01)
+    assert "no more than 0.01 is let pass" in check.summary

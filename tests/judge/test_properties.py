@@ -85,6 +85,7 @@ CELLS: dict[str, Callable[[], History]] = {
     "same": healthy,
     "grown": lambda: healthy("ddp1", "fsdp2"),
     "uneven": lambda: healthy("ddp2", "ddp3"),
+    "summed": lambda: healthy("ddp2", "ddp4", control=Training(gradient_factor=2.0)),
     "damaged": damaged,
     "unfired": unfired,
     "fallen back": lambda: damaged(DamageKind.DELETE, back_to=4).given(policy=ONE_EPOCH),

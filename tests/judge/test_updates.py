@@ -34,9 +34,16 @@ def test_an_update_within_rounding_is_the_same() -> None:
 
 
 def test_what_the_target_topology_does_to_an_update_is_no_fault_of_the_restore() -> None:
-    history = updated(healthy("fsdp2", "fsdp4"), 1.01)
+    history = updated(healthy("fsdp2", "fsdp4"), 1.001)
     assert history.check(Item.UPDATES).status is Held.BROKEN
-    assert updated(history, 1.01, "control", step=9).check(Item.UPDATES).status is Held.HELD
+    assert updated(history, 1.001, "control", step=9).check(Item.UPDATES).status is Held.HELD
+
+
+def test_a_control_that_makes_other_updates_itself_excuses_none() -> None:
+    history = updated(updated(healthy("fsdp2", "fsdp4"), 1.1), 1.1, "control", step=9)
+    check = history.check(Item.UPDATES)
+    assert check.status is Held.BROKEN
+    assert check.numbers["band"] == pytest.approx(0.05)
 
 
 def test_a_first_step_that_changes_nothing_exercises_nothing() -> None:

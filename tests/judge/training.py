@@ -105,6 +105,7 @@ class Training:
     shares: str = "even"
     epochs: bool = True  # False: every sample is new, the job never comes round
     loss_factor: float = 1.0  # what another order of sums does to the loss
+    gradient_factor: float = 1.0  # what a sum in place of a mean does to the gradients
     draws: bool = True  # False: nothing random in the job
 
     # ------------------------------------------------------------ state after `step` steps
@@ -133,6 +134,23 @@ class Training:
             "scalers": [{"scale": 65536.0 * 2 ** (step // 4), "_growth_tracker": step}],
             "projections": {n: projection((n, step), s, layout) for n, s in PARAMETERS.items()},
         }
+
+    def gradients(self, step: int, layout: Layout) -> dict[str, Any]:
+        """What the optimizer is handed in the step that completes `step`: eight projections of each
+        parameter's gradient and, as what adds up over shards, a ninth number for its size. It is
+        that of the mean over ranks of what their own samples ask for.
+        """
+        topology = layout.topology
+        ranks = [Layout(topology, n * topology.tp * topology.cp) for n in range(topology.dp)]
+        factor = self.gradient_factor * sum(self.losses(step, each)[0] for each in ranks)
+        factor /= self.loss_factor * topology.dp
+        found = {}
+        for name, shape in PARAMETERS.items():
+            sums = projection((name, "gradient", step), shape, layout)
+            numbers = [*(factor * value for value in sums * 4), factor * factor * sums[0]]
+            place = entry((name, "gradient", step, factor), shape, layout)
+            found[name] = {"entry": place, "projection": numbers}
+        return found
 
     def leaves(self, step: int, layout: Layout) -> dict[str, Any]:
         """What the job itself saves: its weights, and numbers that only it knows."""

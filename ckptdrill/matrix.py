@@ -46,6 +46,7 @@ from ckptdrill.matrix_schema import (
 from ckptdrill.model import (
     Cell,
     Conversion,
+    Cut,
     Environment,
     Expectation,
     Job,
@@ -375,6 +376,7 @@ def _policy(form: PolicySection) -> Policy:
         rng_other_world_size=form.rng.other_world_size,
         out_of_scope=dict(form.out_of_scope),
         approved=dict(form.approved),
+        parts={g: Cut(each.dim, each.names == "local") for g, each in form.parts.items()},
     )
 
 

@@ -332,12 +332,26 @@ def _rng(value: Any) -> Any:
     return {"same_world_size": value} if isinstance(value, str) else value
 
 
+class PartsSection(Section):
+    """`policy.parts`: how what ranks hold under one name fits together."""
+
+    dim: Annotated[int, Field(ge=0)] | None = None
+    names: Literal["local"] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> PartsSection:
+        if (self.dim is None) == (self.names is None):
+            raise ValueError("say either `dim` or `names: local`")
+        return self
+
+
 class PolicySection(Section):
     """`policy`: what the owner declares."""
 
     rng: Annotated[RngSection, BeforeValidator(_rng)] = RngSection()
     out_of_scope: dict[ItemName, str] = {}
     approved: dict[str, str] = {}
+    parts: dict[str, PartsSection] = {}
 
 
 class ReproSection(Section):

@@ -185,6 +185,29 @@ def plan_all(matrix: Matrix) -> tuple[Plan, ...]:
     return plans
 
 
+def quiet_pair(plan: Plan) -> tuple[Launch, ...]:
+    """The two restores without random layers, at the source's topology and at the target's, that
+    tell whether their first gradients are the same; none for a plan that asks something else.
+    """
+    restored = plan.restore.restores
+    asks_else = (plan.damage, plan.replay, plan.stalled, plan.through, plan.intact)
+    if plan.control is None or restored is None or any(step is not None for step in asks_else):
+        return ()
+    if plan.claim is not Claim.CONTINUES or plan.restore.extra_args or not plan.cell.drilled:
+        return ()
+    here = _place(plan.source.topology, plan.source.environment)
+    saved = Checkpoint(plan.source.id, restored.step)
+    there = replace(
+        plan.restore, id=f"quiet.{plan.cell.id}", stop_step=restored.step + 1, quiet=True
+    )
+    name = f"quiet.{here}.{restored.step}"
+    source = (plan.source.topology, plan.source.environment)
+    return (
+        replace(there, id=name, topology=source[0], environment=source[1], restores=saved),
+        there,
+    )
+
+
 def _beyond(matrix: Matrix, shared: SharedLaunches) -> int:
     """The newest step that any cell restores: the reference must go on beyond that one, too."""
     steps = [shared.restore_step]

@@ -27,11 +27,13 @@ from ckptdrill.errors import ExitCode, UserError
 from ckptdrill.fact_files import read_launch
 from ckptdrill.inflict import inflict
 from ckptdrill.journal import Entry, StepState, locked, record, remove_tree, settle, wipe
+from ckptdrill.judge import gradients
+from ckptdrill.judge.trajectory import trajectory
 from ckptdrill.launch import local
 from ckptdrill.launchers import Mode, Pair, WarmParents, choose, pairs_of, probes
 from ckptdrill.matrix import Matrix
 from ckptdrill.model import Convert, Damage, Launch, Plan, Replay, Role, Step, to_json
-from ckptdrill.plan import steps_of
+from ckptdrill.plan import quiet_pair, steps_of
 from ckptdrill.progress import Event, Report, ignore
 from ckptdrill.repro import repro_script
 from ckptdrill.saved import write_manifests
@@ -41,6 +43,7 @@ from ckptdrill.step import (
     cut_short,
     describe,
     ended_badly,
+    first_step,
     lost_to_a_full_disk,
     out_of,
     out_of_reach,
@@ -109,6 +112,7 @@ class _Live:
     warm: WarmParents
     over: dict[str, Entry]
     watch: sources.Watch
+    quiet: dict[str, tuple[Launch, ...]]  # what cells ask for beside their plans
     began: float = field(default_factory=time.monotonic)
     began_s: float = field(default_factory=time.time)  # by the wall clock, which may be moved
     running: dict[str, local.Running] = field(default_factory=dict)
@@ -176,7 +180,8 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
         _write_cell(setting, plan)
     _copy_observer(run, resources.observer_dir())
     over = settle(run, steps)
-    expanded = expansion(plans, setting, over)
+    quiet: dict[str, tuple[Launch, ...]] = {}
+    expanded = expansion(plans, setting, over, quiet)
     setting = replace(setting, steps={**steps, **expanded})
     over = settle(run, expanded, over)
     if expanded:
@@ -195,6 +200,7 @@ def _opened(matrix: Matrix, plans: tuple[Plan, ...], run: RunFolder, options: Op
         warm=WarmParents(run.observer_pack, run.warm),
         over=over,
         watch=watch,
+        quiet=quiet,
     )
     _write_replays(live, expanded)
     return live
@@ -239,6 +245,8 @@ def _copy_observer(run: RunFolder, observer: Path) -> None:
     """
     package = run.observer_pack / local.PACK_NAME
     if package.exists():
+        # What a full disk cut short of compiled modules would be read as if it were whole.
+        shutil.rmtree(package / "__pycache__", ignore_errors=True)
         return
     partial = run.observer_pack / f".partial.{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
@@ -396,11 +404,21 @@ def _started_text(step: Step) -> str:
 
 
 def expansion(
-    plans: Sequence[Plan], setting: Setting, over: Mapping[str, Entry]
+    plans: Sequence[Plan],
+    setting: Setting,
+    over: Mapping[str, Entry],
+    quiet: dict[str, tuple[Launch, ...]] | None = None,
 ) -> dict[str, Step]:
-    """The launches, by id, that the replays which have ended ask for."""
+    """The launches, by id, that the steps which have ended ask for. `quiet` remembers, by cell,
+    what was found of pairs without random layers: looking reads the facts of two launches.
+    """
     found: dict[str, Step] = {}
     for plan in plans:
+        if quiet is not None and plan.cell.id not in quiet:
+            pair = _quiet(plan, setting, over)
+            if pair is not None:
+                quiet[plan.cell.id] = pair
+        found |= {launch.id: launch for launch in (quiet or {}).get(plan.cell.id, ())}
         step = plan.replay
         if step is not None and step.id in over and over[step.id].lost is None:
             content = read_json(setting.run.replay(step.id))
@@ -409,11 +427,32 @@ def expansion(
     return found
 
 
+def _quiet(plan: Plan, setting: Setting, over: Mapping[str, Entry]) -> tuple[Launch, ...] | None:
+    """The pair of restores without random layers: where random numbers hide whether the first
+    gradient is the same, or where it is not, to see in which layer that begins. None before it can
+    be known.
+    """
+    pair = quiet_pair(plan)
+    ended = [over.get(launch.id) for launch in (plan.source, plan.restore)]
+    if not pair or any(entry is not None and entry.lost is not None for entry in ended):
+        return ()
+    if None in ended:
+        return None
+    saw = pair[0].stop_step - 1
+    reference, restored = (
+        trajectory(read_launch(setting.run, launch.id, launch.topology.world_size), begin)
+        for launch, begin in ((plan.source, first_step(setting, plan.source)), (plan.restore, saw))
+    )
+    return pair if gradients.asks_for_quiet(reference, restored, saw + 1) else ()
+
+
 def _expand(live: _Live) -> None:
-    """Take up what the replay that has just ended asks for; what an earlier one left is wiped."""
-    asked = expansion(live.plans, live.setting, live.over)
+    """Take up what the step that has just ended asks for; what an earlier one left is wiped."""
+    asked = expansion(live.plans, live.setting, live.over, live.quiet)
     for step_id in asked.keys() - live.graph.steps.keys():
         wipe(live.run, asked[step_id])
+    if not asked.keys() - live.graph.steps.keys():
+        return
     live.setting = replace(live.setting, steps={**live.setting.steps, **asked})
     live.graph = Graph.of(live.setting.steps, _turns(live.plans, live.options.order))
     drilled = [plan for plan in live.plans if plan.cell.drilled]
@@ -423,7 +462,7 @@ def _expand(live: _Live) -> None:
 
 
 def _planned(asked: Mapping[str, Step]) -> Event:
-    return Event(text=f"{len(asked)} launches follow from the replay", planned=tuple(asked))
+    return Event(text=f"{len(asked)} launches follow from what ended", planned=tuple(asked))
 
 
 def _start(live: _Live, launch: Launch, devices: tuple[str, ...]) -> local.Running:
@@ -478,6 +517,8 @@ def _collect(live: _Live, step_id: str) -> bool:
     no_room = _no_room(live, launch, badly)
     state = StepState.FAILED if no_room or cut_short(ended) else StepState.ENDED
     _finish(live, step_id, state, no_room or badly)
+    if launch.role in (Role.SOURCE, Role.RESTORE):
+        _expand(live)
     return True
 
 

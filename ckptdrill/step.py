@@ -212,6 +212,9 @@ def saved_at(
 # --------------------------------------------------------------------------------------------------
 # A launch
 
+# From equal state the first gradient is the same everywhere; some mistakes show at a later one.
+GRADIENT_STEPS = 3
+
 
 def describe(
     setting: Setting, launch: Launch, launcher: str, devices: tuple[str, ...] = ()
@@ -249,6 +252,9 @@ def describe(
         "first_step": offset,
         "stop_step": launch.stop_step - offset,
         "sample_steps": [step - offset for step in _sampled(setting, launch, offset)],
+        "gradient_steps": _of_gradients(setting, launch, offset),
+        "quiet": launch.quiet,
+        "movable_steps": [step - offset for step in _movable(setting, launch, offset)],
         "timeout_s": job.timeout_s,
         "agree_timeout_s": min(_AGREE_TIMEOUT_S, job.timeout_s / 2),
         "launcher": launcher,
@@ -433,6 +439,30 @@ def _sampled(setting: Setting, launch: Launch, offset: int) -> list[int]:
     # Any save may be restored: its first update, too.
     wanted |= {step + 1 for step in wanted & {*job.saves, *_tier_saves(job)}}
     return sorted(step for step in wanted if offset <= step <= launch.stop_step)
+
+
+def _of_gradients(setting: Setting, launch: Launch, offset: int) -> list[int]:
+    """Completed steps, from the start of the process, of which the next gradient is recorded: the
+    first ones of the process, and the first after whatever may be restored.
+    """
+    job = setting.matrix.job
+    begins = {offset, *job.saves, job.restore_step, *_tier_saves(job)}
+    steps = {step + n for step in begins for n in range(GRADIENT_STEPS)}
+    return sorted(step - offset for step in steps if offset <= step < launch.stop_step)
+
+
+def _movable(setting: Setting, launch: Launch, offset: int) -> list[int]:
+    """Steps at which digests are recorded that the judge can move (observer/movable.py): the
+    restore and the save after it, in runs that have more ranks than one somewhere.
+    """
+    launches = (step for step in setting.steps.values() if isinstance(step, Launch))
+    if not any(each.topology.world_size > 1 for each in launches):
+        return []
+    begin = offset if launch.restores else setting.matrix.job.restore_step
+    later = sorted(step for step in setting.matrix.job.saves if step > begin)
+    # Two runs that begin alike are told from the weights that they begin with.
+    start = () if launch.restores else (offset,)
+    return sorted({s for s in (*start, begin, *later[:1]) if offset <= s <= launch.stop_step})
 
 
 def _tier_saves(job: Job) -> set[int]:

@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 E2E_JOBS ?= 2
 # The part of the corpus that `make test` drills; `make corpus` drills all of it.
-CORPUS_SAMPLE ?= o01 o09 o13 o27 c1 c2 c3 c4
+CORPUS_SAMPLE ?= o01 o09 o13 o27 c1 c2 c3 c4 t-sum t-hand-tensor t-dropout-summed
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -59,6 +59,7 @@ SECTIONS = {
     "tolerance.": matrix_schema.ToleranceSection,
     "policy.": matrix_schema.PolicySection,
     "policy.rng.": matrix_schema.RngSection,
+    "policy.parts.GLOB.": matrix_schema.PartsSection,
     "matrix[].": matrix_schema.EntrySection,
     "matrix[].expect[].": matrix_schema.ExpectSection,
     "matrix[].expect[].repro.": matrix_schema.ReproSection,

@@ -31,6 +31,7 @@ ORDER = (
     ("drill", "matrix", "matrix_schema"),
     ("plan",),
     ("formats", "damage", "environments", "installed", "isolate", "manifest", "pointers", "tiers"),
+    ("judge",),
     (
         "convert",
         "equivalence",
@@ -48,7 +49,6 @@ ORDER = (
         "sources",
         "step",
     ),
-    ("judge",),
     ("judging",),
     ("documentation", "ledger", "ledger_text", "packet"),
     ("history",),

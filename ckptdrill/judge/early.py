@@ -163,10 +163,21 @@ def _own_refusal(evidence: Evidence) -> bool:
     )
 
 
+_LET_A_CLASS_STEP = (
+    "if the script updates its weights by hand, let a class derived from torch.optim.Optimizer do "
+    "so in its step()"
+)
+
+
 def _source_failure(evidence: Evidence, source: LaunchRecord) -> tuple[str, str] | None:
     """Why the source run gives no checkpoint and reference, and the next move."""
     folder = f"launches/{evidence.plan.source.id}"
     end = ending.ending(source)
+    by_hand = source.of("unstepped")
+    if by_hand and not source.of("stepped"):
+        backwards = by_hand[0].data["backwards"]
+        seen = f"it went backward {backwards} times, and no torch.optim.Optimizer stepped"
+        return f"no training step of the source run was seen: {seen}", _LET_A_CLASS_STEP
     if end.how is not End.TRAINED:
         return (
             f"the source run failed: {end.text}",

@@ -39,6 +39,7 @@ _STAGE_MODULES = ("torch.distributed.pipelining.stage", "deepspeed.runtime.pipe.
 # It steps with a rate of 0, so that an optimizer that has not stepped has a state to fill.
 _MAKES_STATE_BY_STEPPING = "torch.distributed.checkpoint.state_dict"
 _TOLD_WITHIN_S = 5.0
+_SURELY_A_STEP = 64  # backward calls: micro-batches of one step are fewer
 _MAX_CALLS = 256  # of one micro-batch whose inputs are recorded
 _MAX_KEYS = 200  # key names listed of a load that did not fit
 # Samples that no update is read from: projections, a third of the bytes, are left out there.
@@ -174,6 +175,8 @@ class Watch:
             self._dtypes |= gradients.dtypes(roots)
         self._micro_batches += 1
         self._backwards += 1
+        if self._backwards == _SURELY_A_STEP and not self._stepped_after:
+            self.recorder.record("unstepped", backwards=self._backwards)
 
     def engine_steps(self, optimizer: Any) -> None:
         """DeepSpeed begins a step: it lets the optimizer step once for each of its flat tensors,

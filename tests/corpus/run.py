@@ -121,7 +121,7 @@ def _entry(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, "expect": expected}
 
 
-def run_case(case: Case, runs: Path) -> list[Result]:
+def run_case(case: Case, runs: Path, timeout_s: float = TIMEOUT_S) -> list[Result]:
     """Drill one case; its run folder is below `runs`."""
     if case.missing:
         why = f"{case.missing} is not installed"
@@ -135,11 +135,11 @@ def run_case(case: Case, runs: Path) -> list[Result]:
             [*command, "--runs", str(runs), "--launcher", "warm"],
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        said = f"ckptdrill did not end within {TIMEOUT_S:.0f} s"
+        said = f"ckptdrill did not end within {timeout_s:.0f} s"
         return [Result(case, cell, Score.NOT_RUN, said) for cell in case.cells]
     (runs / "matrices" / f"{case.id}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     verdicts = _verdicts(runs / case.id / "latest") if done.returncode in (0, 1, 3) else []

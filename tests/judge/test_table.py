@@ -95,6 +95,14 @@ def test_a_source_that_never_trains_is_the_sources_failure() -> None:
     assert "without one training step" in text
 
 
+def test_a_source_whose_weights_are_updated_by_hand_is_told_so() -> None:
+    history = healthy().without("stepped", launch="source").ended("source", timed_out=True)
+    history = history.adding(history.fact("unstepped", backwards=64), launch="source")
+    word, reason, text = early(history)
+    assert (word, reason) == (VerdictWord.UNPROVEN, Reason.SOURCE_FAILED)
+    assert "went backward 64 times, and no torch.optim.Optimizer stepped" in text
+
+
 def test_a_source_that_saves_nothing_is_the_sources_failure() -> None:
     history = healthy("fsdp2", "fsdp4").ended(never=True)
     why = "no checkpoint appeared at step-8"

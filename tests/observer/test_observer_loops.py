@@ -324,6 +324,21 @@ def test_a_loop_that_calls_autograd_itself_and_no_module(observe: Any) -> None:
     assert observed.state(2, at="backward")["groups"][0][0]["members"] == ["group0[0]"]
 
 
+def test_weights_that_are_updated_by_hand_are_told_once(observe: Any) -> None:
+    text = (
+        COMMON
+        + """
+    weight = torch.randn(6, 3, requires_grad=True)
+    for step in range(130):
+        F.mse_loss(DATA[:4] @ weight, TARGET[:4]).backward()
+        weight = (weight - 0.1 * weight.grad).detach().requires_grad_()
+    """
+    )
+    observed = observe(text, stop_step=3)
+    assert observed.column("unstepped", "backwards") == [64]
+    assert observed.facts("stepped") == []
+
+
 def test_an_iterable_dataset_with_two_workers(observe: Any) -> None:
     text = (
         COMMON

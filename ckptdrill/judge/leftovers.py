@@ -4,7 +4,7 @@ A pipeline by hand builds all layers and keeps those of its own stage; the other
 each rank others. They are state that is neither new nor missing where the layers have moved between
 ranks. In order: which models nothing of is optimized on any rank of either run; of those, which no
 rank changed over the whole run; take away the ones that only one run has, or that went to other
-ranks. What is averaged moves, and a frozen model that both runs have on the same ranks stays.
+ranks. What is averaged moves, and a frozen model that all ranks of both runs have stays.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def taken_off(pair: Pair, source: Facts, target: Facts) -> tuple[Facts, Facts]:
         for label in idle
         if not any(_moves(run, facts, label) for run, facts in runs)
         and _by_rank(source, label) != _by_rank(target, label)
+        and not (_replicated(source, label) and _replicated(target, label))
     }
     return (_without(source, gone), _without(target, gone)) if gone else (source, target)
 
@@ -75,6 +76,12 @@ def _held(fact: Fact, label: str) -> Mapping[str, JsonValue]:
 
 def _by_rank(facts: Facts, label: str) -> Sequence[Mapping[str, JsonValue]]:
     return [_held(fact, label) for fact in facts]
+
+
+def _replicated(facts: Facts, label: str) -> bool:
+    """Whether every rank holds the same of it, as with a frozen teacher."""
+    first, *others = _by_rank(facts, label)
+    return bool(first) and all(held == first for held in others)
 
 
 def _moves(run: Trajectory, facts: Facts, label: str) -> bool:

@@ -109,6 +109,35 @@ def test_a_control_that_began_with_other_weights_cannot_clear_the_topology() -> 
     assert history.verdict().reason is Reason.TRAINS_OTHERWISE
 
 
+def drifted(name: str = "head.bias") -> History:
+    """Replicas at the target that begin alike and are each stepped with a gradient of their own, so
+    that they part; the mean of their gradients is the whole gradient.
+    """
+
+    def apart(fact: dict[str, Any]) -> None:
+        fact["weights"][name][4] = "d" * 32
+
+    def own(factor: float) -> Any:
+        def scale(fact: dict[str, Any]) -> None:
+            leaf = fact["leaves"][name]
+            leaf["projection"] = [factor * v for v in leaf["projection"]]
+
+        return scale
+
+    history = elsewhere()
+    for step in range(1, 4):
+        history = history.edited("state", apart, launch="restore", rank=1, step=step)
+    for rank, factor in enumerate((0.5, 1.5, 0.8, 1.2)):
+        history = history.edited("gradient", own(factor), launch="restore", rank=rank)
+    return history
+
+
+def test_replicas_that_drift_apart_are_no_parts() -> None:
+    check = row(drifted())
+    assert check.status is Held.BROKEN
+    assert "ranks drift apart in head.bias" in check.summary
+
+
 def test_a_gradient_that_is_not_recorded_is_not_held() -> None:
     check = row(elsewhere().without("gradient", rank=1))
     assert check.status is Held.NOT_OBSERVED

@@ -66,6 +66,47 @@ def test_random_layers_show_as_numbers_drawn_and_are_silent_where_that_is_asked_
     assert not loud.facts("outputs")
 
 
+NOISY = (
+    COMMON
+    + """
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.recurrent = nn.LSTM(8, 8, num_layers=2, dropout=0.5, batch_first=True)
+        def forward(self, x):
+            x = F.dropout(self.first(x), 0.5)
+            x = x * torch.bernoulli(torch.full((len(x), 1), 0.8))
+            x = x + x.new_empty(len(x), 1).bernoulli_(0.5)
+            x = x + torch.randn_like(x) + torch.rand_like(x)
+            heads = self.recurrent(x[:, None])[0][:, None]
+            mixed = F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5)
+            return self.last(mixed[:, 0, 0])
+    model = Noisy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = DATA[:4] + torch.bernoulli(torch.full((4, 6), 0.5)) + torch.randn_like(DATA[:4])
+    kept = x.sum().item()
+    optimizer.zero_grad()
+    F.mse_loss(model(x), TARGET[:4]).backward()
+    optimizer.step()
+    say(samples=kept, rate=model.recurrent.dropout)
+"""
+)
+
+
+def test_what_draws_inside_a_model_is_silent_and_samples_keep_their_noise(observe: Any) -> None:
+    loud = observe(NOISY)
+    first, again = (
+        observe(NOISY, name="first", quiet=True),
+        observe(NOISY, name="again", quiet=True),
+    )
+    (one,), (two,) = first.facts("gradient"), again.facts("gradient")
+    assert one["leaves"] == two["leaves"]
+    said = [json.loads(each.out().splitlines()[-1]) for each in (loud, first, again)]
+    assert said[0] == said[1] == said[2]
+    assert first.facts("outputs")[0]["layers"].keys() >= {"first", "recurrent", "last"}
+
+
 def test_autocast_shows_as_the_coarsest_type_on_the_way_back(observe: Any) -> None:
     text = LOOP.replace(
         "F.mse_loss(model(x), y).backward()",

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -23,6 +21,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from mutations import drilled
 
 JOB = Path(__file__).parents[2] / "drills" / "jobs" / "torch_dcp.py"
 SOURCE, TARGET = 2, 4
@@ -161,24 +161,15 @@ layer.grad.mul_(1.05)""",
 
 
 def drill(mutant: Mutant, folder: Path) -> Result:
-    """Run the mutant through the command line and read the verdict."""
+    """Run the mutant through the command line and read the verdict at the target."""
     place = folder / mutant.name
-    place.mkdir(parents=True)
-    (place / "job.py").write_text(mutant.source, encoding="utf-8")
     wrapper, degree = mutant.wrapper
     matrix = MATRIX.format(program=place / "job.py", wrapper=wrapper, degree=degree)
-    (place / "mutant.yaml").write_text(matrix, encoding="utf-8")
-    command = [sys.executable, "-m", "ckptdrill", "run", str(place / "mutant.yaml")]
-    done = subprocess.run(
-        [*command, "--launcher", "warm", "--runs", str(place / "runs")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    files = sorted((place / "runs").glob("mutant/latest/cells/two_to_four*/verdict.json"))
-    if not files:
-        return Result(mutant, "missed", f"no verdict: {done.stderr.strip()[-200:]}")
-    return _result(mutant, json.loads(files[0].read_text(encoding="utf-8")))
+    verdicts, said = drilled(place, mutant.source, matrix)
+    found = [verdict for verdict in verdicts if verdict["cell_id"].startswith("two_to_four")]
+    if not found:
+        return Result(mutant, "missed", f"no verdict: {said}")
+    return _result(mutant, found[0])
 
 
 def _result(mutant: Mutant, verdict: dict[str, str]) -> Result:

@@ -188,9 +188,17 @@ def drill(mutant: Mutant, folder: Path) -> Result:
     """Run the mutant through the command line and read the verdicts."""
     reference = mutant.reference
     place = folder / f"{reference.name}-line{mutant.line}"
-    place.mkdir(parents=True)
-    (place / "job.py").write_text(mutant.source, encoding="utf-8")
     matrix = MATRIX.format(program=place / "job.py", job=reference.job, rest=reference.rest)
+    verdicts, said = drilled(place, mutant.source, matrix)
+    if not verdicts:
+        return Result(mutant, "missed", f"no verdict: {said}")
+    return _result(mutant, verdicts)
+
+
+def drilled(place: Path, source: str, matrix: str) -> tuple[list[dict[str, str]], str]:
+    """The verdicts of `place`/job.py, which gets this source, and the end of what was said."""
+    place.mkdir(parents=True)
+    (place / "job.py").write_text(source, encoding="utf-8")
     (place / "mutant.yaml").write_text(matrix, encoding="utf-8")
     command = [sys.executable, "-m", "ckptdrill", "run", str(place / "mutant.yaml")]
     done = subprocess.run(
@@ -201,9 +209,7 @@ def drill(mutant: Mutant, folder: Path) -> Result:
     )
     files = sorted((place / "runs").glob("mutant/latest/cells/*/verdict.json"))
     verdicts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    if not verdicts:
-        return Result(mutant, "missed", f"no verdict: {done.stderr.strip()[-200:]}")
-    return _result(mutant, verdicts)
+    return verdicts, done.stderr.strip()[-200:]
 
 
 def _result(mutant: Mutant, verdicts: list[dict[str, str]]) -> Result:

@@ -1,9 +1,8 @@
 """Say what a broken item equals instead: the difference between an alarm and an explanation.
 
 The facts hold digests of many alternatives: the same tensor at other steps, other tensors, what
-stood
-there before anything was restored, what a load put in place, other saved leaves, other ranks. Each
-function returns one clause for the first problem it can explain, or nothing.
+stood there before anything was restored, what a load put in place, other saved leaves, other ranks.
+Each function returns one clause for the first problem it can explain, or nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ckptdrill.judge import averages
+from ckptdrill.judge import averages, ends
 from ckptdrill.judge.inventory import collapsed, saved_at, unread
 from ckptdrill.judge.logical import Logical, combine, is_entry
 from ckptdrill.judge.state import sampled
@@ -52,7 +51,7 @@ def _clauses(check: Check, pair: Pair) -> Iterable[str]:
         yield from _rng_clauses(pair)
     elif check.item is Item.DATA:
         yield from _data_clauses(pair)
-    elif check.item in (Item.GRADIENTS, Item.UPDATES, Item.LOSS):
+    elif check.item in (Item.GRADIENTS, Item.UPDATES, Item.LOSS) or ends.is_end(check):
         yield from _variable_clauses(pair)
     if check.item in (Item.WEIGHTS, Item.RNG, Item.DATA):
         yield from collapsed(pair)

@@ -196,7 +196,7 @@ def _checks(
     update = updates.first(pair, allowed, _not_compared(pair, seen) if control else frozenset())
     return (
         states.keys(sampled),
-        progress.step(pair),
+        progress.step(pair, control),
         states.weights(sampled),
         states.buffers(sampled),
         states.moments(sampled),

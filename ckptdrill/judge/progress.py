@@ -12,6 +12,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
+from ckptdrill.judge import ends
 from ckptdrill.judge import state as states
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item, JsonValue
@@ -26,8 +27,17 @@ _STEP_NAME = re.compile(
 )
 
 
-def step(pair: Pair) -> Check:
-    """The job's own step counter must stand where the reference's stood."""
+def step(pair: Pair, control: Trajectory | None = None) -> Check:
+    """The job's own step counter must stand where the reference's stood, and training must end
+    where the reference's ends.
+    """
+    counted = _counter(pair)
+    if counted.status is Held.BROKEN:
+        return counted
+    return ends.ended_otherwise(pair, control) or counted
+
+
+def _counter(pair: Pair) -> Check:
     steps = pair.compared
     if not steps:
         return Check(Item.STEP, Held.NOT_OBSERVED, "the restored run completed no step to compare")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ckptdrill.judge import otherwise, parting, surroundings, versions
+from ckptdrill.judge import ends, otherwise, parting, surroundings, versions
 from ckptdrill.judge import state as states
 from ckptdrill.judge.case import OF_THE_BATCHES, OF_THE_UPDATES, Case, case_of
 from ckptdrill.judge.early import before_the_restore
@@ -237,7 +237,8 @@ def _batch_plan(case: Case) -> Verdict | None:
     """State and schedule hold, and data and loss differ exactly as the topology
     alone makes them.
     """
-    broken = {check.item for check in case.having(Held.BROKEN)}
+    # Other batches are other steps to an epoch: an uninterrupted run there ends like that, too.
+    broken = {c.item for c in case.having(Held.BROKEN) if not c.numbers.get("as_control")}
     if case.batch_plan is None or not broken <= OF_THE_BATCHES:
         return None
     check = next(c for c in case.checks if c.item is Item.DATA)
@@ -288,7 +289,7 @@ def _diverged(case: Case) -> Verdict | None:
         "restored without an error, but not the same training: "
         f"{first.item.value}: {first.summary}",
         first,
-        _DIVERGED_MOVES.get(first.item, ""),
+        _TO_END if ends.is_end(first) else _DIVERGED_MOVES.get(first.item, ""),
         subject=subject,
     )
 
@@ -355,12 +356,13 @@ def _incomplete(case: Case) -> Verdict | None:
             None,
             "does it take the training for finished? Let job.args ask for more steps than the save",
         )
-    if len(case.pair.compared) < min(case.evidence.window, 2):
+    compared = len(case.pair.compared)
+    if compared < min(case.evidence.window, 2):
         return _verdict(
             case,
             VerdictWord.UNPROVEN,
             Reason.EVIDENCE_MISSING,
-            f"only {len(case.pair.compared)} steps after the restore could be compared",
+            f"after the restore only {compared} step{'s'[: compared != 1]} could be compared",
             None,
             "raise job.window, and let the job train that far",
         )
@@ -508,12 +510,18 @@ _DIVERGED_MOVES = {
 }
 
 
+_TO_END = (
+    "save what decides when training ends: patience, a budget of tokens or time, a count of epochs"
+)
+
+
 def _to_blame(case: Case, broken: Sequence[Check]) -> Check:
     """The first broken row in the order of proof, except that an LR whose schedule is intact is
     the group's, and that a later save in which nothing but weights and moments differs follows
     from the updates.
     """
-    first = broken[0]
+    # Where training ends otherwise and anything else differs, the end follows from that.
+    first = min(broken, key=ends.is_end)
     if first.item is Item.INVENTORY and first.numbers.get("follows"):
         return next(
             (c for c in broken if c.item in (Item.GRADIENTS, Item.UPDATES, Item.LOSS)), first

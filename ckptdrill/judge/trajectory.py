@@ -1,10 +1,9 @@
 """A launch's facts, laid out along the training steps so that two launches can be put side by side.
 
 Steps here are *completed steps of the trajectory*, in the job's numbering: a source run that
-started
-from scratch has completed step 0 at its first forward; a run restored from step 8 has completed
-step
-8 at its first forward, whatever its own counter says. That is what makes a wrong counter visible.
+started from scratch has completed step 0 at its first forward; a run restored from step 8 has
+completed step 8 at its first forward, whatever its own counter says. That is what makes a wrong
+counter visible.
 """
 
 from __future__ import annotations

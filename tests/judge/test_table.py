@@ -141,11 +141,13 @@ def test_what_the_observer_could_not_record_is_no_pass() -> None:
 
 
 def test_too_few_steps_after_the_restore_are_no_evidence() -> None:
-    history = healthy().without("batch", "stepped", "state", "rng", from_step=1)
-    history = history.edited("stopped", lambda _: None).without("stopped")
-    ends = [history.fact("exited", rank, step=0, code=0) for rank in (0, 1)]
-    verdict = history.adding(*ends).without("inventory", "roots", "save_begin", "save_end")
-    assert verdict.verdict().reason is Reason.EVIDENCE_MISSING
+    history = healthy().without("inventory", "roots", "save_begin", "save_end")
+    for launch, after in (("source", 9), ("restore", 1)):
+        ends = [history.fact("exited", rank, step=after, code=0) for rank in (0, 1)]
+        history = history.cut(launch, after=after).adding(*ends, launch=launch)
+    verdict = history.verdict()
+    assert verdict.reason is Reason.EVIDENCE_MISSING
+    assert "after the restore only 1 step could be compared" in verdict.explanation
 
 
 # ---------------------------------------------------------------- surroundings

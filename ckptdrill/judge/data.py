@@ -81,6 +81,8 @@ def _told_by(
     restored = (pair.restored, target)
     if all(_same_rows((pair.reference, source), restored, s) for s in steps):
         return ""
+    if _same_to_frozen(pair, source, target):
+        return ": frozen layers are given them, and make something else of them"
     if control is None:
         return None
     if all(same_samples((pair.reference, source), restored, s) for s in steps):
@@ -99,6 +101,22 @@ def _told_by(
             "and the first gradients that follow from them are the reference's"
         )
     return None
+
+
+def _same_to_frozen(pair: Pair, source: Topology, target: Topology) -> bool:
+    """Whether layers that nobody trains are given the reference's rows at every step. What is given
+    to them beside (when the process begins, say) is no sample.
+    """
+    runs = ((pair.reference, source), (pair.restored, target))
+    given = [
+        [
+            _once_per_copy(run.frozen_counts(step), topology.tp * topology.cp)
+            for run, topology in runs
+        ]
+        for step in pair.compared
+    ]
+    moves = len({tuple(sorted(wanted)) for wanted, _ in given}) > 1
+    return moves and all(wanted and wanted <= found for wanted, found in given)
 
 
 Placed = tuple[Trajectory, Topology]
@@ -340,7 +358,8 @@ def _level(pair: Pair, topology: Topology, steps: Sequence[int]) -> int:
     def level() -> int:
         seen: Counter[str] = Counter()
         for step in steps:
-            seen.update(set(global_rows(pair.reference, step, topology)))
+            rows = set(global_rows(pair.reference, step, topology))
+            seen.update(rows | pair.reference.frozen_counts(step).keys())
         return max(seen.values(), default=0)
 
     return pair.reference.derived.once(("level", *steps, topology), level)

@@ -1,5 +1,5 @@
 """Judge the state of precision: loss scaler, fp8 scales, averages of the weights that are no
-module, and the train or eval mode of the models.
+module, and the train or eval mode of the layers.
 
 A scaler whose scale never moved, and scales that never changed, have not been exercised: they would
 look the same had they been lost.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from ckptdrill.judge import averages
 from ckptdrill.judge import state as states
 from ckptdrill.judge.inventory import saved_at, saved_steps
-from ckptdrill.judge.trajectory import Pair
+from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item, JsonValue
 
 _EXTRA = "_extra_state"
@@ -59,19 +59,21 @@ def _doubts(pair: Pair) -> str:
 
 
 def _modes(pair: Pair) -> list[str]:
-    """Models that train in one run and are in eval mode in the other."""
-    before, after = (
-        run.sample("roots", pair.restore_step, "forward") for run in (pair.reference, pair.restored)
-    )
-    then, now = (f[0].data.get("training", []) if f else [] for f in (before, after))
-    if not then or not now or then == now:
+    """Layers that train in one run and are in eval mode in the other."""
+    then, now = (_in_eval_mode(run, pair.restore_step) for run in (pair.reference, pair.restored))
+    if then is None or now is None:
         return []
-    names = after[0].data.get("classes", [])
+    told = dict.fromkeys(now - then, "eval") | dict.fromkeys(then - now, "train")
     return [
-        f"{name} is in {'train' if is_now else 'eval'} mode, the reference is not"
-        for name, was, is_now in zip(names, then, now, strict=False)
-        if was != is_now
+        f"{name} is in {mode} mode, in the reference it is not"
+        for name, mode in sorted(told.items())
     ]
+
+
+def _in_eval_mode(run: Trajectory, step: int) -> frozenset[str] | None:
+    """The layers of any rank that are in eval mode and for which that counts."""
+    facts = run.sample("roots", step, "forward")
+    return frozenset(name for f in facts for name in f.data.get("eval", ())) if facts else None
 
 
 def _idle_scaler(pair: Pair) -> str:

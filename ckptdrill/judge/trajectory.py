@@ -165,13 +165,22 @@ class Trajectory:
 
         return self._of_batches.once(("shorter", step), shorter)
 
+    def frozen_counts(self, step: int) -> Counter[str]:
+        """How often each row was given to layers that nobody trains, in that step."""
+
+        def counts() -> Counter[str]:
+            facts = (f for f in self.batches.get(step, ()) if f.data.get("frozen"))
+            return Counter(itertools.chain(*map(_rows_of, facts)))
+
+        return self._of_batches.once(("rows to frozen", step), counts)
+
     def _of_samples(self, step: int) -> tuple[Fact, ...]:
         """The batches of a step that are made of samples: where any rank was given some, those that
         only got activations are none, and neither is what is given again at every step.
         """
 
         def chosen() -> tuple[Fact, ...]:
-            facts = self.batches.get(step, ())
+            facts = tuple(f for f in self.batches.get(step, ()) if not f.data.get("frozen"))
             moving = tuple(f for f in facts if (f.rank, f.data.get("called")) not in self._constant)
             facts = moving or facts
             samples = tuple(f for f in facts if f.data["rows"])
@@ -194,7 +203,7 @@ class Trajectory:
         def constant() -> frozenset[tuple[int, JsonValue]]:
             given: dict[tuple[int, JsonValue], dict[int, list[str]]] = {}
             for step, facts in self.batches.items():
-                for fact in facts:
+                for fact in (f for f in facts if not f.data.get("frozen")):
                     key = (fact.rank, fact.data.get("called"))
                     given.setdefault(key, {}).setdefault(step, []).extend(_rows_of(fact))
             still = {

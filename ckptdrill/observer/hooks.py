@@ -74,6 +74,7 @@ class _Backward:
 
 def _forward_hook(watch: Watch, recorder: Recorder) -> None:
     first, further = recorder.guarded(watch.forward), recorder.guarded(watch.further_forward)
+    frozen = recorder.guarded(watch.frozen_forward)
 
     def watched_call(self: Any, *inputs: Any, **named: Any) -> Any:
         # Inside a call that counts, other modules get what it makes of the batch; what is called
@@ -87,7 +88,7 @@ def _forward_hook(watch: Watch, recorder: Recorder) -> None:
                 _settle()
         else:
             counts = further(self, inputs, named)
-        if not counts:
+        if not (counts or frozen(self, inputs, named)):
             return _plain_call(self, *inputs, **named)
         _Forward.inside = True
         try:
@@ -174,6 +175,8 @@ def _optimizer_hooks(watch: Watch, recorder: Recorder) -> None:
         _await_forward()
 
     _remember(torch.optim.Optimizer, watch.optimizers, recorder, then=made)
+    joined = recorder.guarded(watch.parameters_joined)
+    before(torch.optim.Optimizer, "add_param_group", lambda *_, **__: joined())
     observe = recorder.guarded(watch.stepped)
     handed = recorder.guarded(watch.about_to_step)
     register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: handed(optimizer))

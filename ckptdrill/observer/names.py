@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,10 +104,12 @@ class Roots:
         return ".".join(parts)
 
 
-def find_roots(optimized: set[int]) -> Roots:
-    """Every live root module that has state, those that hold `optimized` parameters first.
+def find_roots(optimized: Mapping[int, int]) -> Roots:
+    """Every live root module that has state, those that are trained first, in the order in which
+    the optimizers have them: a module that joins later follows those before it, as it does in a
+    process that is given all of them at once.
 
-    `optimized` holds the ids of the optimizers' parameters.
+    `optimized` has the place of each of the optimizers' parameters by its id.
     """
     modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
     children = {
@@ -119,13 +121,18 @@ def find_roots(optimized: set[int]) -> Roots:
     # A pipeline keeps the layers of the other stages, too, in the list that it was made of.
     listed = {id(m) for module in modules for m in module.__dict__.get("_layer_specs", ())}
     roots = [m for m in modules if id(m) not in children | listed and _has_state(m)]
-    roots.sort(key=lambda m: 0 if trains(m, optimized) else 1)
+    roots.sort(key=lambda m: (not trains(m, optimized), _place(m, optimized)))
     return Roots([(label, weakref.ref(module)) for label, module in _labelled(roots)])
 
 
-def trains(module: Any, optimized: set[int]) -> bool:
+def trains(module: Any, optimized: Mapping[int, int]) -> bool:
     """Whether a module has parameters that an optimizer steps on, be it through flat copies."""
     return is_engine(module) or any(id(p) in optimized for p in module.parameters())
+
+
+def _place(module: Any, optimized: Mapping[int, int]) -> int:
+    places = (optimized[id(p)] for p in module.parameters() if id(p) in optimized)
+    return min(places, default=len(optimized))
 
 
 def unwrapped(module: Any) -> Any:

@@ -21,6 +21,11 @@ from .columns import Columns
 from .names import Roots, own_class
 from .zero import Flats, Piece
 
+_BY_MODE = (
+    torch.nn.modules.dropout._DropoutNd,
+    torch.nn.modules.batchnorm._NormBase,
+    torch.nn.RReLU,
+)
 _NUMPY_GENERATORS = ("Generator", "RandomState")
 
 
@@ -76,8 +81,22 @@ def kinds(roots: Roots) -> dict[str, Any]:
         "wrappers": sorted(roots.wrappers),
         "cut": _declared_cuts(held),
         "classes": [own_class(type(module)).__name__ for _, module in roots.modules],
-        "training": [module.training for _, module in roots.modules],
+        "eval": [name for name, layer in roots.layers() if _evaluates(layer)],
     }
+
+
+def _evaluates(layer: Any) -> bool:
+    """Whether a layer is in eval mode to which that makes a difference: it draws random numbers or
+    keeps statistics, or is a module of the user's own that asks for its mode.
+    """
+    if layer.training:
+        return False
+    if isinstance(layer, _BY_MODE):
+        return getattr(layer, "p", 1.0) != 0.0
+    if isinstance(layer, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+        return bool(layer.dropout)
+    code = getattr(type(layer).forward, "__code__", None)
+    return code is not None and "training" in code.co_names
 
 
 def _declared_cuts(held: Iterable[tuple[str, flat.Parameter]]) -> dict[str, list[int]]:

@@ -124,6 +124,18 @@ class Watch:
             self._note_batch(module, (inputs, named))
         return True
 
+    def frozen_forward(self, module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """A module of parameters that nobody steps on is called with gradients on: what it is given
+        are the samples, and what it makes of them comes to the trained ones.
+        """
+        if not torch.is_grad_enabled() or next(module.parameters(), None) is None:
+            return False
+        rows, _ = batches.sample_hashes((inputs, named))
+        if not rows or self._calls >= _MAX_CALLS:
+            return False
+        self.recorder.record("batch", micro=self._micro_batches, rows=rows, frozen=True)
+        return True
+
     def _note_batch(self, module: Any, inputs: Any) -> None:
         """Record what a call is given: samples, or else the activations that came to it; a further
         call that is only given activations adds nothing.
@@ -296,6 +308,11 @@ class Watch:
         if self.resumes and len(self.optimizers) == 1:
             self.sample("made")  # what stands here where nothing is restored
             self._roots = None  # wrappers and averaged copies are still to come
+
+    def parameters_joined(self) -> None:
+        """A group of parameters joins an optimizer: gradual unfreezing trains further modules."""
+        self._trained.clear()
+        self._roots = None
 
     def module_restored(self, fit: Any, module: Any, state_dict: Any, *_: Any, **__: Any) -> None:
         """A module's `load_state_dict` returned `fit`: what stands in it now, and which keys did
@@ -498,13 +515,15 @@ class Watch:
             self._trained[id(module)] = known
         return known
 
-    def _optimized(self) -> set[int]:
-        return {
-            id(parameter)
+    def _optimized(self) -> dict[int, int]:
+        """The identity of each stepped parameter -> its place in the order of the optimizers."""
+        parameters = (
+            parameter
             for optimizer in self._outermost()
             for group in getattr(optimizer, "param_groups", [])
             for parameter in group["params"]
-        }
+        )
+        return {id(parameter): place for place, parameter in enumerate(parameters)}
 
     def _position(self, optimizer: Any) -> int:
         known = self._outermost()

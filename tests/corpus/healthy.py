@@ -86,13 +86,13 @@ def reference_case(name: str, arguments: Sequence[str]) -> corpus.Case:
         link="",
         job={
             "args": [
-                *("--out={out}", "--save-at=3,5", "--dp-replicate={dp_replicate}"),
+                *("--out={out}", "--save-at=5,7", "--dp-replicate={dp_replicate}"),
                 *("--dp-shard={dp_shard}", "--tp={tp}", *arguments),
             ],
             "resume_args": ["--resume", "{resume}"],
             "checkpoint": "{out}/step-{step}",
-            "saves": [3, 5],
-            "restore_step": 3,
+            "saves": [5, 7],
+            "restore_step": 5,
             "window": 4,
             "env": {"GLOBAL_BATCH": "12", "OMP_NUM_THREADS": "1"},
             "timeout_s": 180,

@@ -56,25 +56,27 @@ def test_without_state_nothing_is_said() -> None:
 # ---------------------------------------------------------------- train and eval
 
 
-def moded(history: History, launch: str, *training: bool) -> History:
-    about = {"classes": ["Model", "Teacher"], "training": list(training)}
-    return history.edited("roots", lambda roots: roots.update(about), launch=launch)
+def evaluating(history: History, launch: str, *names: str) -> History:
+    """These layers are in eval mode, on every rank."""
+    return history.edited("roots", lambda roots: roots.update(eval=[*names]), launch=launch)
 
 
-def test_a_model_left_in_eval_mode_is_blamed_by_its_class() -> None:
-    history = moded(moded(healthy(), "source", True, False), "restore", False, False)
+def test_a_layer_left_in_eval_mode_is_blamed_by_its_name() -> None:
+    history = evaluating(healthy(), "restore", "blocks.0.dropout")
     check = history.check(Item.PRECISION)
-    assert (check.status, check.subjects) == (Held.BROKEN, ("Model",))
-    assert check.summary == "Model is in eval mode, the reference is not"
+    assert (check.status, check.subjects) == (Held.BROKEN, ("blocks.0.dropout",))
+    assert check.summary == "blocks.0.dropout is in eval mode, in the reference it is not"
 
 
 def test_a_teacher_left_in_train_mode_is_blamed_too() -> None:
-    history = moded(moded(healthy(), "source", True, False), "restore", True, True)
-    assert history.check(Item.PRECISION).summary == "Teacher is in train mode, the reference is not"
+    history = evaluating(healthy(), "source", "Teacher:norm")
+    assert history.check(Item.PRECISION).summary == (
+        "Teacher:norm is in train mode, in the reference it is not"
+    )
 
 
 def test_the_same_modes_hold() -> None:
-    history = moded(moded(healthy(), "source", True, False), "restore", True, False)
+    history = evaluating(evaluating(healthy(), "source", "norm"), "restore", "norm")
     assert history.check(Item.PRECISION).status is Held.HELD
 
 

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from msgspec import structs
@@ -24,6 +25,7 @@ from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 
 _SHOWN = 6
 _VARIABLES_SHOWN = 12
+_SUM = re.compile(r"sum\(")  # of a list or a tensor
 _CLOCK = re.compile(r"(^|[._\[])(t\d?|\w*time\w*|start\w*|began|tic|now|clock)\]?$", re.IGNORECASE)
 _PARTS = {Item.WEIGHTS: "weights", Item.BUFFERS: "buffers", Item.MOMENTS: "optimizer"}
 
@@ -32,6 +34,8 @@ def explained(check: Check, pair: Pair) -> Check:
     """`check` with an explanation in its summary and details, where there is one."""
     if check.status is not Held.BROKEN:
         return check
+    if check.item is Item.DATA and (made := _made_otherwise(check, pair)):
+        return made
     clauses = list(_clauses(check, pair))
     if not clauses:
         return check
@@ -275,6 +279,54 @@ def _data_clauses(pair: Pair) -> Iterable[str]:
             return
 
 
+def _made_otherwise(check: Check, pair: Pair) -> Check | None:
+    """Where the samples are the reference's and the model is given something else: what makes its
+    input of them (a running normalisation, say) is to blame, and no position in the data.
+    """
+    raw = _samples_held(pair)
+    others = [told for told in _held_otherwise(pair) if not _SUM.match(told)]
+    if not raw or not others:
+        return None
+    return replace(
+        check,
+        summary=f"the samples are the same (`{raw}` is), and what the model is given is not: "
+        f"{'; '.join(others[:_VARIABLES_SHOWN])}",
+        subjects=(_called(others[0]),),
+    )
+
+
+def _samples_held(pair: Pair) -> str | None:
+    """A tensor of the script's that goes up and down with the samples, and is the reference's on
+    every rank both at the restore and one step on, when everything else is already another.
+    """
+    steps = pair.reference.sampled_steps()
+    after = [step for step in steps if step in (pair.restore_step, pair.restore_step + 1)]
+    if pair.reference.record.world_size != pair.restored.record.world_size or len(after) < 2:
+        return None
+    wanted = [_values(pair.reference, step) for step in steps]
+    pairs = [(_values(pair.reference, step), _values(pair.restored, step)) for step in after]
+    for name in pairs[0][0].get(0, {}):
+        told = [held[0][name] for held in wanted if name in held.get(0, {})]
+        same = all(
+            rank in now and now[rank].get(name) == values.get(name) is not None
+            for then, now in pairs
+            for rank, values in then.items()
+        )
+        if same and _SUM.match(name) and _goes_up_and_down(told):
+            return name[len("sum(") : -1]
+    return None
+
+
+def _values(run: Trajectory, step: int) -> Mapping[int, Mapping[str, float]]:
+    """Rank -> name -> number, of the script's own variables at a step."""
+    return {fact.rank: fact.data["values"] for fact in run.sample("variables", step)}
+
+
+def _goes_up_and_down(numbers: Sequence[float]) -> bool:
+    ways = [after > before for before, after in pairwise(numbers) if after != before]
+    return len(set(ways)) > 1
+
+
 def _rows(run: Trajectory, step: int) -> Counter[str]:
     return Counter(row for rows in run.rows(step).values() for row in rows)
 
@@ -312,8 +364,7 @@ def _called(text: str) -> str:
 def _other_variables(pair: Pair) -> list[str]:
     """Numbers that differ on some rank; on another number of ranks some do for that reason."""
     runs = (pair.reference, pair.restored)
-    facts = [run.sample("variables", pair.restore_step) for run in runs]
-    then, now = ({f.rank: f.data["values"] for f in each} for each in facts)
+    then, now = (_values(run, pair.restore_step) for run in runs)
     return [
         f"{name} is {now[rank][name]:g}, the reference has {value:g}"
         for rank in sorted(then.keys() & now.keys())

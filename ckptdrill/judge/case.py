@@ -29,6 +29,7 @@ from ckptdrill.judge import state as states
 from ckptdrill.judge.allowed import Allowed
 from ckptdrill.judge.ending import End, Ending
 from ckptdrill.judge.evidence import Evidence
+from ckptdrill.judge.saved_step import step_held
 from ckptdrill.judge.trajectory import (
     Pair,
     Trajectory,
@@ -94,8 +95,8 @@ def case_of(evidence: Evidence) -> Case:
     """The case of a cell whose source and restored run are there."""
     plan = evidence.plan
     source, restore = evidence.records[plan.source.id], evidence.records[plan.restore.id]
-    saved_at = local_step_of_save(source, evidence.checkpoint_suffix)
-    at = evidence.start_step + saved_at if saved_at is not None else evidence.restore_step
+    held = step_held(source, evidence.start_step, evidence.checkpoint_suffix, evidence.restore_step)
+    at = evidence.restore_step if held is None else held
     reference = trajectory(source, evidence.start_step)
     pair = Pair(reference, trajectory(restore, at), at, evidence.window)
     end = ending.ending(restore)
@@ -160,10 +161,13 @@ def _gradients(evidence: Evidence, pair: Pair) -> otherwise.Observed:
     if control is None:
         return otherwise.Observed()
     baseline = evidence.record(plan.baseline.id)
+    alike = _repeats(evidence)
+    if baseline is not None:
+        alike.append(trajectory(baseline, pair.restore_step))
     return otherwise.observed(
         pair,
         control,
-        trajectory(baseline, pair.restore_step) if baseline is not None else None,
+        alike,
         _quiet(evidence, pair.restore_step),
         (plan.source.topology, plan.restore.topology),
         evidence.tolerance.safety,
@@ -232,11 +236,7 @@ def _allowed(
 ) -> Allowed:
     """What the bands of a cell are measured from."""
     return Allowed(
-        repeats=[
-            trajectory(r, evidence.start_step)
-            for launch in evidence.plan.repeats
-            if (r := evidence.record(launch.id)) is not None
-        ],
+        repeats=_repeats(evidence),
         control=_control(evidence),
         safety=evidence.tolerance.safety,
         noisy=noisy,
@@ -244,6 +244,11 @@ def _allowed(
         loss_ceiling=seen.loss_ceiling,
         update_ceiling=seen.update_ceiling,
     )
+
+
+def _repeats(evidence: Evidence) -> list[Trajectory]:
+    records = [evidence.record(launch.id) for launch in evidence.plan.repeats]
+    return [trajectory(record, evidence.start_step) for record in records if record is not None]
 
 
 def _not_compared(pair: Pair, seen: otherwise.Observed) -> frozenset[str]:

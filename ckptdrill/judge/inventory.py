@@ -2,14 +2,10 @@
 step.
 
 Every leaf the job hands to a save call is an item, whatever it is. The post-restore checkpoint is
-the
-next save of the restored run; leaf by leaf it is compared with the reference's save of the same
-step:
-plain values exactly, floating-point tensors within what the topology alone does to them (measured
-by
-the uninterrupted control). Leaves the source itself does not reproduce (times, paths) cannot be
-held
-against a restore; a leaf that equals the control's belongs to the target topology.
+the next save of the restored run; leaf by leaf it is compared with the reference's save of the same
+step: plain values exactly, floating-point tensors within what the topology alone does to them
+(measured by the uninterrupted control). Leaves the source itself does not reproduce (times, paths)
+cannot be held against a restore; a leaf that equals the control's belongs to the target topology.
 """
 
 from __future__ import annotations
@@ -131,6 +127,12 @@ def saved_at(run: Trajectory, step: int) -> Saved:
         return of_inventories.once(("saved", step, files), lambda: Saved(facts, files))
 
     return run.derived.once(("saved", step), saved)
+
+
+def contents_at(run: Trajectory, step: int) -> frozenset[object]:
+    """What the tensors are that were saved when `step` was completed, as `Logical.content`."""
+    saved = saved_at(run, step)
+    return frozenset(_content(saved, key) for key in saved.keys) - {None}
 
 
 def lost_leaves(run: Trajectory, step: int) -> str | None:

@@ -97,14 +97,17 @@ class Observed:
 def observed(
     pair: Pair,
     control: Trajectory,
-    baseline: Trajectory | None,
+    alike: Sequence[Trajectory],
     quiet: Sequence[Trajectory],
     topologies: tuple[Topology, Topology],
     safety: float,
 ) -> Observed:
-    """What is known of the first gradients. `quiet` are two restores without random layers, at the
-    source's topology and at the target's, or nothing.
+    """What is known of the first gradients. `alike` are further runs at the source's topology,
+    repeats and its own restore: how far the first gradients of those are from the reference's,
+    times `safety`, no other topology is accused of. `quiet` are two restores without random
+    layers, at the source's topology and at the target's, or nothing.
     """
+    noise = safety * _noise(pair, alike)
     steps = list(pair.compared[:_STEPS])
     lacking = next((text for s in steps for text in _lacking(pair, s)), "")
     after = [
@@ -115,19 +118,20 @@ def observed(
                 gradients.gradient(pair.reference, s),
                 gradients.gradient(pair.restored, s),
                 s,
-                noise=_noise(pair.reference, baseline, s, safety),
+                noise=noise,
                 later=s > steps[0],
             )
         )
     ]
-    alike = gradients.begins_alike(pair.reference, control, pair.reference.offset)
-    start = _from_the_start(pair, control, topologies) if alike else ()
+    begins = gradients.begins_alike(pair.reference, control, pair.reference.offset)
+    start = _from_the_start(pair, control, topologies, noise) if begins else ()
     refs = tuple(
         ref
         for run in (pair.reference, pair.restored)
         for ref in run.record.refs(_facts(run, steps))
     )
-    seen = Observed(tuple(after), start, _quiet(quiet, pair), lacking, alike, facts=refs)
+    without = _quiet(quiet, pair, noise)
+    seen = Observed(tuple(after), start, without, lacking, begins, facts=refs)
     if len(quiet) != 2:
         return seen
     here, there = quiet
@@ -149,16 +153,24 @@ def _lacking(pair: Pair, step: int) -> list[str]:
     ]
 
 
-def _noise(reference: Trajectory, baseline: Trajectory | None, step: int, safety: float) -> float:
-    """How far apart the gradients of two runs of one topology are that go on from equal state."""
-    one = gradients.gradient(reference, step)
-    other = gradients.gradient(baseline, step) if baseline is not None else None
-    beside = gradients.compared(one, other, step, noise=0.0, later=False)
-    return safety * beside.distance if beside and math.isfinite(beside.distance) else 0.0
+def _noise(pair: Pair, alike: Sequence[Trajectory]) -> float:
+    """How far apart the first gradients of runs of one topology are that begin with equal state.
+
+    Where random numbers are drawn those of another stream are no rounding: no more than the limit.
+    """
+    found = [0.0]
+    for run in alike:
+        step = run.offset + 1
+        one, other = (gradients.gradient(each, step) for each in (pair.reference, run))
+        beside = gradients.compared(one, other, step, noise=0.0, later=False)
+        if beside is not None and math.isfinite(beside.distance):
+            most = beside.limit if beside.drawn else beside.distance
+            found.append(min(beside.distance, most))
+    return max(found)
 
 
 def _from_the_start(
-    pair: Pair, control: Trajectory, topologies: tuple[Topology, Topology]
+    pair: Pair, control: Trajectory, topologies: tuple[Topology, Topology], noise: float
 ) -> tuple[Compared, ...]:
     """Source and control from equal weights, as long as both consume the same samples."""
     found = []
@@ -168,7 +180,7 @@ def _from_the_start(
             break
         same = data.same_samples((source, topologies[0]), (control, topologies[1]), step)
         one, other = gradients.gradient(source, step), gradients.gradient(control, step)
-        beside = gradients.compared(one, other, step, noise=0.0, later=step > first)
+        beside = gradients.compared(one, other, step, noise=noise, later=step > first)
         # Rows in another form are the same samples where what follows from them is the same.
         if beside is None or not (same or beside.distance <= beside.limit):
             break
@@ -176,12 +188,12 @@ def _from_the_start(
     return tuple(found)
 
 
-def _quiet(runs: Sequence[Trajectory], pair: Pair) -> tuple[Compared, ...]:
+def _quiet(runs: Sequence[Trajectory], pair: Pair, noise: float) -> tuple[Compared, ...]:
     if len(runs) != 2:
         return ()
     step = pair.restore_step + 1
     one, other = (gradients.gradient(run, step) for run in runs)
-    beside = gradients.compared(one, other, step, noise=0.0, later=False)
+    beside = gradients.compared(one, other, step, noise=noise, later=False)
     return (beside,) if beside is not None else ()
 
 

@@ -25,6 +25,7 @@ _STEP_NAME = re.compile(
     r"(^|[._\[])(global_?step|completed_?steps?|steps?|iter(ation)?s?|iter_num|it)\]?$",
     re.IGNORECASE,
 )
+_EPOCH_NAME = re.compile(r"(^|[._\[])\w*(epoch|round)\w*\]?$", re.IGNORECASE)
 
 
 def step(pair: Pair, control: Trajectory | None = None) -> Check:
@@ -45,8 +46,12 @@ def _counter(pair: Pair) -> Check:
         return Check(Item.STEP, Held.NOT_OBSERVED, pair.lost_steps)
     refs = pair.reference.refs(steps[:1]) + pair.restored.refs(steps[:1])
     reference, restored = _counters(pair.reference, steps), _counters(pair.restored, steps)
-    counting = [name for name in reference if name in restored and _counts(reference[name])]
-    named = _steps_among(counting)
+    both = {name: values for name, values in reference.items() if name in restored}
+    named = _steps_among([name for name, values in both.items() if _counts(values)])
+    # A job may count iterations, some of which take no step or several, or rounds within epochs.
+    named = named or [n for n, values in both.items() if _rises(values) and _STEP_NAME.search(n)]
+    if not named and (place := _place(both, restored)):
+        return Check(Item.STEP, Held.HELD, f"{place} stand where the reference's do", facts=refs)
     if not named:
         return Check(
             Item.STEP,
@@ -117,6 +122,22 @@ def _counters(run: Trajectory, steps: Sequence[int]) -> dict[str, list[int]]:
 
 def _counts(values: Sequence[int]) -> bool:
     return len(values) >= MIN_LR_STEPS and all(b - a == 1 for a, b in itertools.pairwise(values))
+
+
+def _rises(values: Sequence[int]) -> bool:
+    return len(values) >= MIN_LR_STEPS and all(b > a for a, b in itertools.pairwise(values))
+
+
+def _place(reference: Mapping[str, list[int]], restored: Mapping[str, list[int]]) -> str:
+    """The counters that tell together where the loop is (the epoch, and the batch in it), if all
+    of them are the reference's at every step.
+    """
+    moving = [name for name, values in reference.items() if len(set(values)) > 1]
+    epochs = [name for name in moving if _EPOCH_NAME.search(name)]
+    inside = [name for name in moving if name not in epochs]
+    if not epochs or not inside or any(reference[n] != restored[n] for n in moving):
+        return ""
+    return f"`{epochs[0]}` and `{inside[0]}`"
 
 
 def schedule(pair: Pair, state: states.Sampled) -> Check:

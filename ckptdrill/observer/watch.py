@@ -288,7 +288,12 @@ class Watch:
         self._begin_to_part()
 
     def saving(self) -> None:
-        """A save begins: the state the job believes it is saving, once per step."""
+        """A save begins: the state the job believes it is saving, once per step.
+
+        The job's steps may have other numbers than ours: what is saved now is what a restore must
+        come back to, whatever the matrix calls it, and the first update after it is compared.
+        """
+        self.sample_steps |= {self.recorder.step, self.recorder.step + 1}
         if self._sampled != (self.recorder.step, "save"):
             with self._turn:
                 self.sample("save")

@@ -1,7 +1,7 @@
 """Healthy jobs under the rounding of a GPU: is one accused? And what is the least that is found?
 
 Two sources of healthy cells: those of the corpus, and the reference job between ten layouts of one
-to four ranks, in four variants of precision, accumulation, dropout and loss scaler. Every script
+to four ranks, in four variants of precision, accumulation and dropout. Every script
 begins with `rounding.spread`, which moves each gradient by a unit in the last place, differently in
 every launch; each matrix has a repeat of its source, as is usual where a job does not reproduce
 itself bit by bit.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import secrets
 import shutil
 import sys
@@ -45,7 +46,7 @@ VARIANTS = {
     "fp32": ("--dropout=0",),
     "fp32-accumulated": ("--accumulation=2",),
     "bf16": ("--dtype=bf16", "--dropout=0"),
-    "bf16-accumulated": ("--dtype=bf16", "--accumulation=2", "--scaler"),
+    "bf16-accumulated": ("--dtype=bf16", "--accumulation=2"),
 }
 # All gradients times 1 + one of these, at the target alone.
 EXCESS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -115,7 +116,7 @@ def rounded(case: corpus.Case, folder: Path, change: str = "") -> corpus.Case:
     shutil.copy(HERE / "rounding.py", place)
     source = corpus.CORPUS / case.script
     for module in source.parent.glob("*.py") if source.parent == corpus.CORPUS else ():
-        if f"import {module.stem}" in source.read_text(encoding="utf-8"):
+        if re.search(rf"\b(import|from) {module.stem}\b", source.read_text(encoding="utf-8")):
             shutil.copy(module, place)
     script = place / source.name
     text = source.read_text(encoding="utf-8").replace(_STEP, change + _STEP)

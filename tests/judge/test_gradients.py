@@ -87,6 +87,14 @@ def test_what_the_start_shows_counts_though_the_restore_shows_nothing() -> None:
     assert history.verdict().reason is Reason.TRAINS_OTHERWISE
 
 
+@pytest.mark.parametrize(("noise", "status"), [(1.0, Held.BROKEN), (1.004, Held.HELD)])
+def test_rounding_that_repeats_of_the_source_show_excuses_as_much_elsewhere(
+    noise: float, status: Held
+) -> None:
+    history = scaled(elsewhere(), 1.01, launch="control", step=0)
+    assert row(scaled(history, noise, launch="repeat", step=0)).status is status
+
+
 def test_other_samples_at_the_start_say_nothing() -> None:
     history = scaled(elsewhere(), 1.5, launch="control", step=0).edited(
         "batch",

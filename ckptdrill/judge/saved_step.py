@@ -31,7 +31,7 @@ def _by_content(run: Trajectory, at: int, others: list[int]) -> int:
     """`at`, or the one of the others whose weights were written then."""
     written = contents_at(run, at)
     held = {step: _weights(run, step) for step in (at, *others)}
-    if held[at] & written or not written:
+    if not held[at] or not written or held[at] & written:
         return at
     return next((step for step in others if held[step] and held[step] <= written), at)
 

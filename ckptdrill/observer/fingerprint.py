@@ -85,16 +85,40 @@ def entry(tensor: torch.Tensor) -> Entry:
     that is not known here), offsets are ``["partial", placements, mesh coordinate]``: the digest is
     then that of the local values alone and `combine` refuses to add it.
 
+    A tensor subclass that is made of others (low-bit optimizer state, say) has no bytes of its own:
+    its digest is a hash of the entries of those, and equal for equal ones, not one that adds up.
+
     Communicates with no other rank. Raises TypeError for a tensor without readable bytes (meta,
     sparse, quantized).
     """
     with torch.no_grad():
+        made_of = components(tensor)
+        if made_of:
+            return _composite_entry(tensor, made_of)
         local, shape, dim_runs, mark = _locate(tensor)
         result = _shard_entry(local, shape, dim_runs)
         if mark:
             whole = shape if is_sharded(tensor) else tensor.shape
             result[1:3] = [[int(size) for size in whole], mark]
         return result
+
+
+def components(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the tensors that a subclass is made of, by name; empty for every other tensor, and for
+    those of torch.distributed, which hold a part of a tensor or wait for one.
+    """
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None or hasattr(tensor, "_local_tensor") or hasattr(tensor, "trigger_wait"):
+        return {}
+    parts = {name: getattr(tensor, name) for name in flatten(tensor)[0]}
+    return {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
+
+
+def _composite_entry(tensor: torch.Tensor, made_of: dict[str, torch.Tensor]) -> Entry:
+    text = repr((type(tensor).__name__, [(name, entry(part)) for name, part in made_of.items()]))
+    shape = [int(size) for size in tensor.shape]
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return [_dtype_name(tensor.dtype), shape, [0 for _ in shape], shape, digest]
 
 
 def flat_entry(
@@ -285,6 +309,8 @@ def _locate(
     tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, tuple[int, ...], list[Runs], list[Any] | None]:
     """Return the local tensor, the global shape, the ranges per dimension, and the partial mark."""
+    if components(tensor):
+        raise TypeError(f"a {type(tensor).__name__} is made of other tensors")
     if is_sharded(tensor):
         return _locate_shard(tensor)
     placements = getattr(tensor, "placements", None)

@@ -61,7 +61,8 @@ def _tensor_leaf(tensor: torch.Tensor) -> Any:
     if not sharded and local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
         return state.plain(local.item())
     described: dict[str, Any] = {"entry": state.entry(tensor)}
-    if local.dtype.is_floating_point and isinstance(described["entry"], list):
+    whole = isinstance(described["entry"], list) and not fingerprint.components(local)
+    if whole and local.dtype.is_floating_point:
         described["projection"] = numbers_of(tensor)
     return described
 

@@ -64,6 +64,7 @@ def is_plain(value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and not fingerprint.is_sharded(value)
         and not hasattr(value, "placements")
+        and not fingerprint.components(value)
         and value.layout == torch.strided
         and not value.is_quantized
         and value.device.type != "meta"

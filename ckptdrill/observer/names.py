@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +128,30 @@ def find_roots(optimized: Mapping[int, int]) -> Roots:
 def trains(module: Any, optimized: Mapping[int, int]) -> bool:
     """Whether a module has parameters that an optimizer steps on, be it through flat copies."""
     return is_engine(module) or any(id(p) in optimized for p in module.parameters())
+
+
+def stand_for(copies: Sequence[torch.Size], module: Any, world_size: int) -> bool:
+    """Whether tensors of these shapes are copies of what a module has: float32 masters of all of
+    its parameters, one by one, or end to end in one vector, whole or a rank's slice of it.
+    """
+    own = [p.shape for p in module.parameters() if p.requires_grad]
+    if not own or not copies:
+        return False
+    held, total = (sum(shape.numel() for shape in shapes) for shapes in (copies, own))
+    flat = all(len(shape) == 1 for shape in copies)
+    a_slice = flat and held * (world_size - 1) < total <= held * world_size
+    return own == list(copies) or a_slice
+
+
+def copies_of(optimizers: Iterable[Any]) -> list[list[torch.Size]]:
+    """The shapes of what each optimizer steps on, where none of that is in a live module."""
+    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+    inside = {
+        id(p) for m in modules for p in m.__dict__.get("_parameters", {}).values() if p is not None
+    }
+    stepped = [[p for g in o.param_groups for p in g["params"]] for o in optimizers]
+    apart = [each for each in stepped if not any(id(p) in inside for p in each)]
+    return [[p.shape for p in each] for each in apart]
 
 
 def _place(module: Any, optimized: Mapping[int, int]) -> int:

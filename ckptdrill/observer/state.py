@@ -26,6 +26,8 @@ _BY_MODE = (
     torch.nn.modules.batchnorm._NormBase,
     torch.nn.RReLU,
 )
+# What a tensor raises that has no bytes to read, or that is asked for what it cannot do.
+UNREADABLE = (TypeError, NotImplementedError, RuntimeError)
 _NUMPY_GENERATORS = ("Generator", "RandomState")
 
 
@@ -221,17 +223,18 @@ def _projections(roots: Roots, flats: Flats) -> dict[str, list[float]]:
     """Layout-free projections of the trained parameters: differences of two give an update's size
     and direction without keeping a tensor.
     """
-    return {
-        name: _projection(parameter, flats)
-        for name, parameter in roots.parameters()
-        if parameter.requires_grad and not parameter.is_meta
-    }
+    trained = {n: p for n, p in roots.parameters() if p.requires_grad and not p.is_meta}
+    found = {name: _projection(parameter, flats) for name, parameter in trained.items()}
+    return {name: numbers for name, numbers in found.items() if numbers is not None}
 
 
-def _projection(parameter: flat.Parameter, flats: Flats) -> list[float]:
-    if isinstance(parameter, flat.Fragment):
-        return parameter.project()
-    return flats.projection(parameter) or fingerprint.project(parameter)
+def _projection(parameter: flat.Parameter, flats: Flats) -> list[float] | None:
+    try:
+        if isinstance(parameter, flat.Fragment):
+            return parameter.project()
+        return flats.projection(parameter) or fingerprint.project(parameter)
+    except UNREADABLE:
+        return None
 
 
 def _weight(parameter: flat.Parameter, flats: Flats) -> Any:
@@ -239,14 +242,14 @@ def _weight(parameter: flat.Parameter, flats: Flats) -> Any:
 
 
 def entry(tensor: flat.Parameter) -> Any:
-    """The fingerprint entry of a tensor; what has no bytes to digest (meta, sparse) is named as
-    such.
+    """The fingerprint entry of a tensor. What has no bytes to digest (meta, sparse), or cannot do
+    what is asked of it (subclasses of the user's), is named as such.
     """
     try:
         if isinstance(tensor, flat.Fragment):
             return tensor.entry(tensor.whole)
         return fingerprint.entry(tensor)
-    except TypeError as error:
+    except UNREADABLE as error:
         return f"<not digested: {error}>"
 
 
@@ -293,7 +296,7 @@ def _of_parameter(value: Any, parameter: flat.Parameter) -> Any:
         return plain(value)
     try:
         return parameter.entry(value)
-    except TypeError as error:
+    except UNREADABLE as error:
         return f"<not digested: {error}>"
 
 

@@ -87,6 +87,7 @@ class Watch:
         self._layers = layers.Layers() if launch.get("quiet") else None
         self._handed = (-1, -1)  # step and optimizer of the last gradient that was told
         self._trained: dict[int, bool] = {}
+        self._copies: list[list[torch.Size]] | None = None  # of what is in no module
         self._sampled: tuple[int, str] = (-1, "")
         self._restored: list[tuple[Any, dict[str, Any]]] = []
         self.optimizer_events = 0
@@ -308,8 +309,7 @@ class Watch:
 
     def optimizer_made(self) -> None:
         """A new optimizer: what is trained must be looked up again."""
-        self._trained.clear()
-        self._roots = None
+        self.parameters_joined()
         if self.resumes and len(self.optimizers) == 1:
             self.sample("made")  # what stands here where nothing is restored
             self._roots = None  # wrappers and averaged copies are still to come
@@ -317,7 +317,7 @@ class Watch:
     def parameters_joined(self) -> None:
         """A group of parameters joins an optimizer: gradual unfreezing trains further modules."""
         self._trained.clear()
-        self._roots = None
+        self._roots = self._copies = None
 
     def module_restored(self, fit: Any, module: Any, state_dict: Any, *_: Any, **__: Any) -> None:
         """A module's `load_state_dict` returned `fit`: what stands in it now, and which keys did
@@ -516,9 +516,15 @@ class Watch:
     def _is_trained(self, module: Any) -> bool:
         known = self._trained.get(id(module))
         if known is None:
-            known = names.trains(module, self._optimized())
+            known = names.trains(module, self._optimized()) or self._has_copies(module)
             self._trained[id(module)] = known
         return known
+
+    def _has_copies(self, module: Any) -> bool:
+        """Whether an optimizer steps on copies of the module's parameters."""
+        if self._copies is None:
+            self._copies = names.copies_of(self._outermost())
+        return any(names.stand_for(each, module, self.world_size) for each in self._copies)
 
     def _optimized(self) -> dict[int, int]:
         """The identity of each stepped parameter -> its place in the order of the optimizers."""

@@ -269,7 +269,7 @@ def test_a_fragment_that_is_one_element_off_is_another_digest() -> None:
 def test_an_engine_is_the_first_root_though_its_optimizer_holds_none_of_its_parameters() -> None:
     engine, _ = _stage_2(0)
     other = Model()
-    found = find_roots(set())
+    found = find_roots({})
     labels = {id(module): label for label, module in found.modules}
     assert labels[id(engine)] == ""
     assert labels[id(other)]

@@ -339,7 +339,15 @@ def _conversion_record(run: RunFolder, plan: Plan) -> Mapping[str, JsonValue] | 
 def _baseline_plan(plan: Plan) -> Plan:
     """The control of a plan as a plan of its own: the same source, restored without a fault."""
     cell = replace(plan.cell, target=plan.cell.source, drill="baseline")
-    return Plan(cell, Claim.CONTINUES, plan.source, plan.repeats, plan.baseline, plan.baseline)
+    return Plan(
+        cell,
+        Claim.CONTINUES,
+        plan.source,
+        plan.repeats,
+        plan.baseline,
+        plan.baseline,
+        other_stream=plan.other_stream,
+    )
 
 
 def _second_resume(plan: Plan) -> Plan:

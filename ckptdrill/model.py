@@ -350,6 +350,7 @@ class Launch:
     waits_for: str | None = None  # a step that plans this one
     host: str | None = None  # what it takes for the name of its host, in place of this node's
     quiet: bool = False  # its random layers are silenced: for the first gradient alone
+    other_stream_from: int | None = None  # draws other random numbers from this step on
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -466,6 +467,8 @@ class Plan:
     baseline: Launch  # restore at the source topology, no fault: the control of every verdict
     restore: Launch  # the drilled restore (for the baseline drill: the same as `baseline`)
     control: Launch | None = None  # uninterrupted at the target topology
+    # The source once more, with other random numbers after the save: where the owner promises none.
+    other_stream: Launch | None = None
     damage: Damage | None = None
     through: Launch | None = None  # the restored run whose own checkpoint is restored again
     stalled: Launch | None = None  # the source once more, on storage that fails for a while
@@ -484,8 +487,8 @@ class Plan:
         if self.replay:
             ordered += [self.replay.recorded, self.replay.again, self.replay]
         others = (
-            *(self.control, self.baseline, self.damage, self.through, self.stalled),
-            self.conversion,
+            *(self.other_stream, self.control, self.baseline, self.damage, self.through),
+            *(self.stalled, self.conversion),
         )
         restores = (*self.generations, self.intact, self.restore)
         ordered += [step for step in (*others, *restores) if step]

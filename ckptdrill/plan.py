@@ -22,6 +22,7 @@ from ckptdrill.model import (
     Damage,
     Launch,
     Plan,
+    RngPolicy,
     Role,
     Step,
     Topology,
@@ -42,6 +43,7 @@ class SharedLaunches:
     repeats: int
     resumes_in_place: bool = False  # the job is told no path: it finds its checkpoint itself
     tier_saves: tuple[int, ...] = ()  # steps saved in the memory tier
+    rng: RngPolicy = RngPolicy.CONTINUED  # across a restore at the same number of ranks
 
     def source(self, topology: Topology, environment: str) -> Launch:
         """The run that saves and goes on: its continuation is the reference trajectory."""
@@ -54,6 +56,16 @@ class SharedLaunches:
         """
         name = f"repeat{number}.{_place(topology, environment)}"
         return Launch(name, Role.REPEAT, topology, environment, self.end_step)
+
+    def other_stream(self, topology: Topology, environment: str) -> Launch | None:
+        """The source run once more, drawing other random numbers after the save: how far runs are
+        apart that differ in nothing else. None where the random state is to continue.
+        """
+        if self.rng is RngPolicy.CONTINUED:
+            return None
+        name = f"other-stream.{_place(topology, environment)}"
+        once_more = self.repeat(topology, environment, 1)
+        return replace(once_more, id=name, other_stream_from=self.restore_step)
 
     def control(self, topology: Topology, environment: str) -> Launch:
         """An uninterrupted run at the target: what the topology alone does to the loss."""
@@ -153,6 +165,7 @@ class SharedLaunches:
             if is_baseline
             else self.restore(checkpoint, *there, f"restore.{cell.id}"),
             control=None if cell.source.same_layout(cell.target) else self.control(*there),
+            other_stream=self.other_stream(*here),
             damage=damage,
             conversion=conversion,
         )
@@ -175,6 +188,7 @@ def plan_all(matrix: Matrix) -> tuple[Plan, ...]:
         repeats=matrix.repeats,
         resumes_in_place=resumes_in_place(job),
         tier_saves=job.memory_tier.saves if job.memory_tier else (),
+        rng=matrix.policy.rng_same_world_size,
     )
     shared = replace(shared, end_step=max(job.end_step, _beyond(matrix, shared) + job.window))
     plans = tuple(

@@ -254,6 +254,9 @@ def describe(
         "sample_steps": [step - offset for step in _sampled(setting, launch, offset)],
         "gradient_steps": _of_gradients(setting, launch, offset),
         "quiet": launch.quiet,
+        "other_stream_step": None
+        if launch.other_stream_from is None
+        else launch.other_stream_from - offset,
         "movable_steps": [step - offset for step in _movable(setting, launch, offset)],
         "timeout_s": job.timeout_s,
         "agree_timeout_s": min(_AGREE_TIMEOUT_S, job.timeout_s / 2),

@@ -188,6 +188,8 @@ def _checks(
     sampled = states.sampled(pair, evidence.policy.parts, control)
     allowed = _allowed(evidence, pair, noisy, seen)
     same_size = plan.source.topology.world_size == plan.restore.topology.world_size
+    policy = evidence.policy
+    promised = policy.rng_same_world_size if same_size else policy.rng_other_world_size
     order = data.order(
         pair,
         plan.source.topology,
@@ -219,8 +221,7 @@ def _checks(
         inventory.next_save(
             pair,
             allowed,
-            random_continues=same_size
-            or evidence.policy.rng_other_world_size is RngPolicy.CONTINUED,
+            random_continues=promised is RngPolicy.CONTINUED,
             data_holds=order.status is Held.HELD,
             rounds=update.status is Held.HELD and update.numbers.get("distance", 0.0) > 0.0,
             other_before=blame.other_before(pair) if update.status is Held.BROKEN else None,
@@ -236,7 +237,7 @@ def _allowed(
 ) -> Allowed:
     """What the bands of a cell are measured from."""
     return Allowed(
-        repeats=_repeats(evidence),
+        repeats=[*_repeats(evidence), *_other_streams(evidence, pair)],
         control=_control(evidence),
         safety=evidence.tolerance.safety,
         noisy=noisy,
@@ -249,6 +250,20 @@ def _allowed(
 def _repeats(evidence: Evidence) -> list[Trajectory]:
     records = [evidence.record(launch.id) for launch in evidence.plan.repeats]
     return [trajectory(record, evidence.start_step) for record in records if record is not None]
+
+
+def _other_streams(evidence: Evidence, pair: Pair) -> list[Trajectory]:
+    """The source with other random numbers after the save, where nothing but those made it another:
+    not where they choose the samples, too.
+    """
+    launch = evidence.plan.other_stream
+    record = evidence.record(launch.id) if launch else None
+    if record is None:
+        return []
+    run = trajectory(record, evidence.start_step)
+    steps = pair.compared
+    same = all(run.row_counts(step) == pair.reference.row_counts(step) for step in steps)
+    return [run] if same and not run.lost(run.stepped, steps) else []
 
 
 def _not_compared(pair: Pair, seen: otherwise.Observed) -> frozenset[str]:

@@ -30,6 +30,7 @@ from . import (
     program,
     state,
     storage,
+    streams,
     zero,
 )
 from .facts import Recorder, leave
@@ -84,6 +85,7 @@ class Watch:
         self._unscaled: list[tuple[Any, torch.Tensor]] = []
         self._dtypes: set[str] = set()  # on the way back from the losses of this step
         self._drawn_from: tuple[str, ...] = ()  # where the generators stood when the step began
+        self._other_stream_step = launch.get("other_stream_step")
         self._layers = layers.Layers() if launch.get("quiet") else None
         self._handed = (-1, -1)  # step and optimizer of the last gradient that was told
         self._trained: dict[int, bool] = {}
@@ -422,6 +424,8 @@ class Watch:
             self._layers.watch(self._roots)
         if step in self.gradient_steps:
             self._drawn_from = state.drawn_from()
+        if step == self._other_stream_step:
+            streams.begin_another()
         if self.stop_step is not None and step >= self.stop_step:
             self._stop()
 

@@ -548,6 +548,7 @@ def _launches(plan: Plan, begun: Mapping[str, JsonValue]) -> tuple[LaunchView, .
     named: list[tuple[str, Launch | None]] = [
         ("source", plan.source),
         *(("repeat", launch) for launch in plan.repeats),
+        ("other stream", plan.other_stream),
         ("control", plan.control),
         ("recording", plan.replay.recorded if plan.replay else None),
         ("recording", plan.replay.again if plan.replay else None),

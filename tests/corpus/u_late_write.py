@@ -1,0 +1,37 @@
+"""A copy is made after step N and written during the next step. Healthy."""
+
+import argparse
+import copy
+import os
+
+import torch
+from torch import nn
+
+p = argparse.ArgumentParser()
+p.add_argument("--out", required=True)
+p.add_argument("--resume")
+a = p.parse_args()
+torch.manual_seed(0)
+net = nn.Linear(8, 3)
+opt = torch.optim.Adam(net.parameters(), lr=0.01)
+g = torch.Generator().manual_seed(0)
+x, y = torch.randn(16, 8, generator=g), torch.randint(0, 3, (16,), generator=g)
+step, waiting = 0, None
+if a.resume:
+    c = torch.load(a.resume)
+    net.load_state_dict(c["net"])
+    opt.load_state_dict(c["opt"])
+    step = c["step"]
+while step < 10000:
+    i = step % 4 * 4
+    loss = nn.functional.cross_entropy(net(x[i : i + 4]), y[i : i + 4])
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    step += 1
+    if waiting:
+        os.makedirs(a.out, exist_ok=True)
+        torch.save(waiting, f"{a.out}/{waiting['step']}.pt")
+        waiting = None
+    if step % 4 == 2:
+        waiting = copy.deepcopy(dict(net=net.state_dict(), opt=opt.state_dict(), step=step))

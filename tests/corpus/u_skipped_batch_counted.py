@@ -1,0 +1,42 @@
+"""A bad batch is skipped; after a resume the loop goes on from the count of steps.
+
+A mistake: batches come again.
+"""
+
+import argparse
+import os
+
+import torch
+from torch import nn
+
+p = argparse.ArgumentParser()
+p.add_argument("--out", required=True)
+p.add_argument("--resume")
+a = p.parse_args()
+torch.manual_seed(0)
+net = nn.Linear(8, 3)
+opt = torch.optim.Adam(net.parameters(), lr=0.01)
+g = torch.Generator().manual_seed(0)
+x, y = torch.randn(16, 8, generator=g), torch.randint(0, 3, (16,), generator=g)
+x[9] *= 1000  # one broken row, in the third batch
+step, steps = 0, 0
+if a.resume:
+    c = torch.load(a.resume)
+    net.load_state_dict(c["net"])
+    opt.load_state_dict(c["opt"])
+    step = steps = c["steps"]
+while step < 10000:
+    i = step % 4 * 4
+    loss = nn.functional.cross_entropy(net(x[i : i + 4]), y[i : i + 4])
+    opt.zero_grad()
+    loss.backward()
+    if loss < 20:
+        opt.step()
+        steps += 1
+    step += 1
+    if step % 4 == 0:
+        os.makedirs(a.out, exist_ok=True)
+        torch.save(
+            dict(net=net.state_dict(), opt=opt.state_dict(), step=step, steps=steps),
+            f"{a.out}/{step}.pt",
+        )

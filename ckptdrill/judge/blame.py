@@ -34,6 +34,8 @@ def explained(check: Check, pair: Pair) -> Check:
     """`check` with an explanation in its summary and details, where there is one."""
     if check.status is not Held.BROKEN:
         return check
+    if check.item in (Item.GRADIENTS, Item.UPDATES) and pair.goes_on_inside:
+        return _pending(check, pair)
     if check.item is Item.DATA and (made := _made_otherwise(check, pair)):
         return made
     clauses = list(_clauses(check, pair))
@@ -277,6 +279,15 @@ def _data_clauses(pair: Pair) -> Iterable[str]:
             where = "the beginning of the data" if step == first else f"the batches of step {step}"
             yield f"the restored run continues with {where}"
             return
+
+
+def _pending(check: Check, pair: Pair) -> Check:
+    """A save between two micro-batches, after which the job goes on with the next: what it had
+    summed up by then is the first thing to be missing.
+    """
+    what = f"the gradients of {pair.goes_on_inside} samples were pending at the save and are lost"
+    subjects = ("pending gradients", *check.subjects)
+    return replace(check, summary=f"{what}: {check.summary}", subjects=subjects)
 
 
 def _made_otherwise(check: Check, pair: Pair) -> Check | None:

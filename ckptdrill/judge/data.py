@@ -79,8 +79,8 @@ def _told_by(
     """
     steps = pair.compared
     restored = (pair.restored, target)
-    if all(_same_rows((pair.reference, source), restored, s) for s in steps):
-        return ""
+    if all(_same_rows((pair.reference, source), restored, s) for s in _whole_steps(pair)):
+        return _inside(pair)
     if _same_to_frozen(pair, source, target):
         return ": frozen layers are given them, and make something else of them"
     if control is None:
@@ -101,6 +101,18 @@ def _told_by(
             "and the first gradients that follow from them are the reference's"
         )
     return None
+
+
+def _whole_steps(pair: Pair) -> Sequence[int]:
+    """The compared steps of which both runs consumed all micro-batches."""
+    return pair.compared[1:] if pair.goes_on_inside else pair.compared
+
+
+def _inside(pair: Pair) -> str:
+    if not pair.goes_on_inside:
+        return ""
+    before, step = pair.goes_on_inside, pair.compared[0]
+    return f": {before} samples of step {step} were consumed before the save, as pending gradients"
 
 
 def _same_to_frozen(pair: Pair, source: Topology, target: Topology) -> bool:

@@ -31,7 +31,7 @@ def window(pair: Pair, tolerance: Tolerance, allowed: Allowed) -> Check:
     """
     steps = pair.compared
     form = _form(pair, allowed.control)
-    reference = [pair.reference.loss(s, form) for s in steps]
+    reference = [pair.reference_loss(s, form) for s in steps]
     restored = [pair.restored.loss(s, form) for s in steps]
     refs = pair.reference.refs(steps) + pair.restored.refs(steps)
     if pair.lost_steps or not steps or None in reference or None in restored:

@@ -122,9 +122,12 @@ class Trajectory:
 
         return self.derived_from("stepped").once(("lr", step), rates)
 
-    def loss(self, step: int, form: LossForm = LossForm.MEAN) -> float | None:
+    def loss(
+        self, step: int, form: LossForm = LossForm.MEAN, last: int | None = None
+    ) -> float | None:
         """The loss of a step from what the ranks passed to backward: by default the mean over ranks
-        of the sum over micro-batches, which is what the update of the step followed.
+        of the sum over micro-batches, which is what the update of the step followed. Of each rank's
+        micro-batches the `last` ones alone, where that is given.
 
         Micro-batch losses are summed because an accumulating job divides them itself. Ranks without
         a loss (the early stages of a pipeline) do not count.
@@ -134,11 +137,12 @@ class Trajectory:
             facts = [f for f in self.stepped.get(step, ()) if f.data["losses"]]
             if not facts:
                 return None
-            sums = [math.fsum(_numbers(f.data["losses"])) for f in facts]
+            losses = (_numbers(f.data["losses"]) for f in facts)
+            sums = [math.fsum([*each][-last:] if last else each) for each in losses]
             return _together(form, sums, [len(self.rows(step).get(f.rank, ())) for f in facts])
 
         kinds = ("stepped", *(("batch", "samples") if form is LossForm.BY_ROWS else ()))
-        return self.derived_from(*kinds).once(("loss", step, form), together)
+        return self.derived_from(*kinds).once(("loss", step, form, last), together)
 
     def rows(self, step: int) -> Mapping[int, tuple[str, ...]]:
         """Rank -> the row hashes it consumed in the step that leads to `step`."""
@@ -151,6 +155,23 @@ class Trajectory:
         """How often each row was consumed by all ranks in the step that leads to `step`."""
         rows = (_rows_of(fact) for fact in self._of_samples(step))
         return self._of_batches.once(("rows", step), lambda: Counter(itertools.chain(*rows)))
+
+    def rows_after_save(self, step: int) -> Counter[str]:
+        """The rows of the step that follows `step` which were consumed after the save that began
+        when `step` was completed: all of them, unless it was made between two micro-batches.
+        """
+
+        def rows() -> Counter[str]:
+            began: dict[int, tuple[int, int]] = {}
+            for fact in self.record.of("save_begin"):
+                if fact.step + self.offset == step:
+                    began[fact.rank] = max(began.get(fact.rank, (0, 0)), place_of(fact))
+            facts = (
+                f for f in self._of_samples(step + 1) if place_of(f) > began.get(f.rank, (0, 0))
+            )
+            return Counter(itertools.chain(*map(_rows_of, facts)))
+
+        return self.derived.once(("rows after save", step), rows)
 
     def shorter(self, step: int) -> Mapping[str, tuple[str, ...]]:
         """Row hash -> the hashes of that row without its last element, and without its last two."""
@@ -251,6 +272,25 @@ class Pair:
             self.reference.last_step, self.restored.last_step, self.restore_step + self.window
         )
         return tuple(range(self.restore_step + 1, last + 1))
+
+    @cached_property
+    def goes_on_inside(self) -> int:
+        """How many samples of the first compared step were consumed before the save, where it was
+        made between two micro-batches and the restored run goes on with those that follow.
+        """
+        if not self.compared:
+            return 0
+        step = self.restore_step
+        whole, rest = self.reference.row_counts(step + 1), self.reference.rows_after_save(step)
+        found = self.restored.row_counts(step + 1)
+        return whole.total() - rest.total() if rest and rest == found != whole else 0
+
+    def reference_loss(self, step: int, form: LossForm = LossForm.MEAN) -> float | None:
+        """The reference's loss of a compared step, over the micro-batches of the restored run."""
+        if not self.goes_on_inside or step != self.compared[0]:
+            return self.reference.loss(step, form)
+        made = max((len(f.data["losses"]) for f in self.restored.stepped.get(step, ())), default=0)
+        return self.reference.loss(step, form, made or None)
 
     @cached_property
     def lost_steps(self) -> str | None:

@@ -7,6 +7,7 @@ list of files first, so that no text from a matrix ever becomes a path.
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -106,6 +107,15 @@ def refusal(parameter: Allowed, value: JsonValue) -> str | None:
         return None
     near = did_you_mean(str(value), [str(option) for option in parameter])
     return f"allowed: {listed(parameter)}{near}"
+
+
+def is_half(parameter: Allowed, before: JsonValue, value: JsonValue) -> bool:
+    """Whether a text of arguments is the value of the option alone that stands before it: a list
+    that was meant as one text.
+    """
+    of_arguments = isinstance(parameter, type) and issubclass(parameter, Arguments)
+    option = re.fullmatch(r"--?[\w-]+", str(before))
+    return of_arguments and option is not None and not str(value).startswith("-")
 
 
 def words_of(parameter: Allowed) -> str:

@@ -649,6 +649,9 @@ def _choice(reading: _Reading, section: DrillSection, at: Location) -> _Choice |
     return _Choice(section.name, tuple(dict(zip(values, row, strict=True)) for row in rows), at)
 
 
+_ONE_TEXT = "each item of a list is a cell of its own; write all arguments of a cell in one text"
+
+
 def _values(
     reading: _Reading,
     allowed: Mapping[str, drill_files.Allowed],
@@ -667,6 +670,9 @@ def _values(
     good: list[JsonValue] = []
     for number, each in enumerate(value if isinstance(value, list) else [value]):
         refusal = drill_files.refusal(allowed[key], each)
+        before = value[number - 1] if isinstance(value, list) and number else None
+        if drill_files.is_half(allowed[key], before, each):
+            refusal = _ONE_TEXT
         if "memory_tier" in used(str(each)) and reading.form.job.memory_tier is None:
             refusal = "{memory_tier} is used, but job.memory_tier is not declared"
         if refusal is None:

@@ -9,6 +9,7 @@ accumulate over two micro-batches or more. The same job without the mid-step sav
 baseline is a cell of every matrix.
 """
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -28,7 +29,9 @@ def plan(cell: Cell, shared: SharedLaunches) -> Plan:
     """A source of its own that saves inside a step and goes on; a restore of that checkpoint."""
     whole = shared.continues(cell)
     extra = tuple(shlex.split(str(cell.parameters.get("args", ""))))
-    source: Launch = replace(whole.source, id=f"{whole.source.id}.inside", extra_args=extra)
+    told = re.sub(r"\W+", "-", " ".join(extra)).strip("-")  # other arguments, another source
+    name = f"{whole.source.id}.inside.{told}"
+    source: Launch = replace(whole.source, id=name, extra_args=extra)
     step = int(cell.parameters.get("step", 0)) or shared.restore_step
     template = cell.parameters.get("checkpoint")
     checkpoint = Checkpoint(source.id, step, template=None if template is None else str(template))

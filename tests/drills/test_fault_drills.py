@@ -140,6 +140,24 @@ matrix:
 """
 
 
+def told(parameters: str) -> bytes:
+    """A matrix of one drill with these parameters."""
+    return (
+        TOLD.replace("DRILL", "mid-accumulation").replace("KEY: [good, 'BAD']", parameters).encode()
+    )
+
+
+def test_a_list_that_was_meant_as_one_text_is_told_as_such() -> None:
+    with pytest.raises(UserError, match="write all arguments of a cell in one text"):
+        matrix.parse(told("args: [--at, '4']"), Path("m.yaml"))
+
+
+def test_two_cells_with_other_arguments_have_sources_of_their_own() -> None:
+    plans = plan_all(matrix.parse(told("args: [--at 4, --at 6]"), Path("m.yaml")))
+    sources = {plan.source.id for plan in plans}
+    assert {"source.two.inside.at-4", "source.two.inside.at-6"} <= sources
+
+
 @pytest.mark.parametrize(
     ("name", "key", "bad", "why"),
     [

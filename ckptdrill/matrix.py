@@ -334,7 +334,8 @@ def _job(form: JobSection, folder: Path) -> Job:
         module=form.module,
         args=tuple(fill_only(text, "jobs", jobs) for text in form.args),
         resume_args=tuple(fill_only(text, "jobs", jobs) for text in form.resume_args),
-        checkpoint=fill_only(form.checkpoint, "jobs", jobs),
+        checkpoint=fill_only(form.checkpoints[0], "jobs", jobs),
+        beside=tuple(fill_only(text, "jobs", jobs) for text in form.checkpoints[1:]),
         saves=tuple(form.saves),
         restore_step=form.restore_step or form.saves[0],
         window=form.window,
@@ -791,7 +792,7 @@ def _check_topologies(reading: _Reading, cells: Sequence[Cell], devices: int | N
     in_use = {t.name: t for cell in cells for t in (cell.source, cell.target)}
     started = {t.name for cell in cells if cell.drilled for t in (cell.source, cell.target)}
     job = reading.form.job
-    templates = (*job.args, *job.resume_args, job.checkpoint, *job.env.values())
+    templates = (*job.args, *job.resume_args, *job.checkpoints, *job.env.values())
     needs_stage = any("zero_stage" in used(text) for text in templates)
     told_stage = {
         topology.name

@@ -132,7 +132,7 @@ class JobSection(Section):
     module: str | None = None
     args: list[Template] = []
     resume_args: list[Template] = []
-    checkpoint: Template
+    checkpoint: Template | Annotated[list[Template], Field(min_length=1)]
     saves: Annotated[list[StepNumber], Field(min_length=1)]
     restore_step: StepNumber | None = None
     window: Annotated[int, Field(strict=True, ge=2)] = 5
@@ -170,12 +170,19 @@ class JobSection(Section):
 
     @field_validator("checkpoint")
     @classmethod
-    def _inside_out(cls, checkpoint: str) -> str:
-        if "out" not in placeholders.used(checkpoint):
-            raise _wrong(f"found {checkpoint!r}, without {{out}}; allowed: '{{out}}/step-{{step}}'")
-        if "resume" in placeholders.used(checkpoint):
-            raise _wrong("{resume} is what a launch reads; allowed here: {out}, {step} and degrees")
+    def _inside_out(cls, checkpoint: str | list[str]) -> str | list[str]:
+        for path in [checkpoint] if isinstance(checkpoint, str) else checkpoint:
+            if "out" not in placeholders.used(path):
+                raise _wrong(f"found {path!r}, without {{out}}; allowed: '{{out}}/step-{{step}}'")
+            if "resume" in placeholders.used(path):
+                allowed = "allowed here: {out}, {step} and degrees"
+                raise _wrong(f"{{resume}} is what a launch reads; {allowed}")
         return checkpoint
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Where the job writes what makes one checkpoint; `{resume}` becomes the first."""
+        return [self.checkpoint] if isinstance(self.checkpoint, str) else self.checkpoint
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSection:
@@ -203,7 +210,7 @@ class JobSection(Section):
         return (*self.args, *self.resume_args, *self.env.values())
 
     def _check_steps(self) -> None:
-        if "step" not in placeholders.used(self.checkpoint):
+        if "step" not in placeholders.used(self.checkpoints[0]):
             self._check_root()
         if self.start_step is not None and self.saves[0] <= self.start_step:
             allowed = f"allowed: steps after start_step, {self.start_step}"
@@ -218,7 +225,7 @@ class JobSection(Section):
                 "allowed: {step} in it, or beside it restore_step: the step found there at last"
             )
             raise _wrong(
-                f"found {self.checkpoint!r}, one place for the saves {self.saves}; {allowed}",
+                f"found {self.checkpoints[0]!r}, one place for the saves {self.saves}; {allowed}",
                 "checkpoint",
             )
 

@@ -131,9 +131,9 @@ class Conversion:
 class Job:
     """One unedited torchrun program: how it is started, resumed, and where its checkpoints appear.
 
-    `checkpoint` is a path template with `{out}` and `{step}`; `args` may hold every placeholder
-    that
-    `matrix.PLACEHOLDERS` lists, `resume_args` are appended when a checkpoint is restored.
+    `checkpoint` is a path template with `{out}` and `{step}`, and `beside` those of what is read
+    with it; `args` may hold every placeholder that `matrix.PLACEHOLDERS` lists, `resume_args` are
+    appended when a checkpoint is restored.
     """
 
     program: str | None
@@ -147,6 +147,7 @@ class Job:
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
+    beside: tuple[str, ...] = ()
     start_from: str | None = None
     start_step: int = 0
     stack: str | None = None  # what it saves with, by its name in claims.yaml

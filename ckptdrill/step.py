@@ -86,7 +86,23 @@ def checkpoint_path(setting: Setting, checkpoint: Checkpoint) -> Path:
         return converted_path(setting, checkpoint)
     if checkpoint.damage_id is not None:
         out = setting.run.work(checkpoint.damage_id)
-    return saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
+        return saved_at(setting, launch.topology, out, checkpoint.step, checkpoint.template)
+    kept = kept_path(setting, launch.id, checkpoint.step, path)
+    names_its_step = "step" in used(checkpoint.template or setting.matrix.job.checkpoint)
+    gone = not names_its_step or not path.exists()
+    return kept if gone and kept.exists() else path
+
+
+def kept_path(setting: Setting, launch_id: str, step: int, path: Path) -> Path:
+    """Where the observer keeps what lay at `path` when `step` had been saved there."""
+    out = out_of(setting.run, launch_id)
+    below = path.relative_to(out) if path.is_relative_to(out) else Path(path.name)
+    return kept_folder(setting, launch_id) / str(step) / below
+
+
+def kept_folder(setting: Setting, launch_id: str) -> Path:
+    """Checkpoints of a launch as they were when they had been written, by step."""
+    return setting.run.work(launch_id) / "saves"
 
 
 def converted_path(setting: Setting, checkpoint: Checkpoint) -> Path:
@@ -149,7 +165,21 @@ def copy_target(setting: Setting, launch: Launch, source: Path) -> Path:
         if whole:
             return out  # all that a run has left, or a state: the job chooses
         return saved_at(setting, launch.topology, out, first_step(setting, launch))
-    return setting.run.work(launch.id) / "restore" / source.name
+    checkpoint = restored(setting, launch)
+    as_saved = checkpoint is not None and not (checkpoint.state or checkpoint.conversion_id)
+    below = _below_out(setting, checkpoint) if checkpoint and as_saved else Path(source.name)
+    return setting.run.work(launch.id) / "restore" / below
+
+
+def _below_out(setting: Setting, checkpoint: Checkpoint) -> Path:
+    """Where a checkpoint lies in the `{out}` of the run that saved it: in a copy it lies there,
+    too, so that a job finds what it reads beside it.
+    """
+    saver = setting.launch(checkpoint.launch_id)
+    out = out_of(setting.run, saver.id)
+    path = saved_at(setting, saver.topology, out, checkpoint.step, checkpoint.template)
+    inside = path.is_relative_to(out) and path != out
+    return path.relative_to(out) if inside else Path(path.name)
 
 
 def beside(setting: Setting, launch: Launch) -> Iterator[tuple[Path, Path]]:
@@ -162,15 +192,15 @@ def beside(setting: Setting, launch: Launch) -> Iterator[tuple[Path, Path]]:
     own = copy_target(setting, launch, checkpoint_path(setting, given))
     for each in (*older(setting, given), *torn(setting, planned.damage_id)):
         source = checkpoint_path(setting, each)
-        place = _beside(setting, launch, source, each.step)
+        place = _beside(setting, launch, each)
         if source.exists() and place != own:
             yield source, place
 
 
-def _beside(setting: Setting, launch: Launch, source: Path, step: int) -> Path:
+def _beside(setting: Setting, launch: Launch, other: Checkpoint) -> Path:
     if resumes_in_place(setting):
-        return saved_at(setting, launch.topology, out_of(setting.run, launch.id), step)
-    return setting.run.work(launch.id) / "restore" / source.name
+        return saved_at(setting, launch.topology, out_of(setting.run, launch.id), other.step)
+    return setting.run.work(launch.id) / "restore" / _below_out(setting, other)
 
 
 def older(setting: Setting, checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
@@ -264,6 +294,7 @@ def describe(
         "hostname": launch.host,
         "fault": to_json(launch.fault),
         "file_events": _file_events(setting, launch, offset),
+        "keep": _to_keep(setting, launch),
     }
 
 
@@ -275,6 +306,21 @@ def resume_args_of(setting: Setting, launch: Launch) -> tuple[str, ...]:
         if own is not None:
             return own
     return setting.matrix.job.resume_args
+
+
+def _to_keep(setting: Setting, launch: Launch) -> dict[str, Any] | None:
+    """The checkpoints of a launch that other steps restore; see observer/kept.py."""
+    job, out = setting.matrix.job, out_of(setting.run, launch.id)
+    steps = {c.step for c in restored_checkpoints(setting) if c.launch_id == launch.id}
+    paths = [
+        [step, str(path), "step" in used(template)]
+        for step in sorted(steps)
+        for template in (job.checkpoint, *job.beside)
+        if (path := saved_at(setting, launch.topology, out, step, template)).is_relative_to(out)
+    ]
+    if not paths or launch.role is Role.INTERRUPTED:
+        return None
+    return {"root": str(out), "into": str(kept_folder(setting, launch.id)), "paths": paths}
 
 
 def _file_events(setting: Setting, launch: Launch, offset: int) -> dict[str, Any] | None:
@@ -305,13 +351,31 @@ def prepare(setting: Setting, launch: Launch) -> str | None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # A damage may have removed a checkpoint of one file: the job is given the path all the same.
     guard = private_copy(source, target) if source.exists() else None
-    for other, place in beside(setting, launch):
+    for other, place in (*beside(setting, launch), *_read_with(setting, launch)):
         if not place.exists():
             private_copy(other, place)
     checkpoint = restored(setting, launch)
     if checkpoint is not None and resumes_in_place(setting) and target != out:
         _give_pointers(setting, launch, checkpoint)
     return None if guard is None else str(guard)
+
+
+def _read_with(setting: Setting, launch: Launch) -> Iterator[tuple[Path, Path]]:
+    """(source, target) of what a job reads with the checkpoint (`job.checkpoint` as a list): it
+    lies in the copy as it lies in the `{out}` of the run that saved it.
+    """
+    given = restored(setting, launch)
+    if given is None or given.state is not None or given.conversion_id is not None:
+        return
+    saver = setting.launch(given.launch_id)
+    here = out_of(setting.run, launch.id)
+    copy = here if resumes_in_place(setting) else setting.run.work(launch.id) / "restore"
+    for template in setting.matrix.job.beside:
+        undamaged = replace(given, damage_id=None, template=template)
+        source, out = checkpoint_path(setting, undamaged), out_of(setting.run, saver.id)
+        path = saved_at(setting, saver.topology, out, given.step, template)
+        if source.exists() and path.is_relative_to(out):
+            yield source, copy / path.relative_to(out)
 
 
 def out_of_reach(setting: Setting, launch: Launch | Convert) -> list[str]:

@@ -5,6 +5,7 @@ damage.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
@@ -211,6 +212,24 @@ def _manifest(record: Mapping[str, JsonValue]) -> str:
 
 def _problems(record: Mapping[str, JsonValue]) -> Sequence[Mapping[str, JsonValue]]:
     return (record.get("manifest") or {}).get("problems") or ()
+
+
+def not_given(source: LaunchRecord, restore: LaunchRecord) -> str | None:
+    """The file, below `{out}`, that the restored job did not find where it was given a copy of the
+    checkpoint, and that the source run saved.
+    """
+    written = {source.path(fact) or "" for fact in source.of("save_begin")}
+    inside = re.compile(rf"/work/{re.escape(restore.launch_id)}/(?:restore|out)/([^'\"]+)")
+    for fact in restore.of("crashed"):
+        for error in fact.data["error"]:
+            found = inside.search(error["message"]) if _is_missing(error) else None
+            if found and any(path.endswith(f"/out/{found[1]}") for path in written):
+                return found[1]
+    return None
+
+
+def _is_missing(error: Mapping[str, JsonValue]) -> bool:
+    return str(error["type"]).endswith("FileNotFoundError") or "o such file" in error["message"]
 
 
 def observer_failures(records: Sequence[LaunchRecord]) -> tuple[str, ...]:

@@ -2,10 +2,10 @@
 Unproven.
 
 In order: nothing ran; the harness or the source failed; the control of this source does not hold;
-the fault never fired; the ranks did different things; the batch plan differs; the target topology
-trains otherwise; something restored differs; the restore hung, refused or crashed; evidence is
-missing, or the reference is noisy; an item was not exercised; else Pass. Every verdict names one
-reason, one item or file to blame, and the facts that decided it.
+the fault never fired; the ranks did different things; the job reads what our copy has not; the
+batch plan differs; the target topology trains otherwise; something restored differs; the restore
+hung, refused or crashed; evidence is missing, or the reference is noisy; an item was not exercised;
+else Pass. Every verdict names one reason, one item or file to blame, and the facts that decided it.
 """
 
 from __future__ import annotations
@@ -126,6 +126,22 @@ def _parted(case: Case) -> Verdict | None:
         subject=f"rank {found.astray[0]}",
     )
     return replace(verdict, blame_item=Item.STEP, facts=found.facts)
+
+
+def _not_given(case: Case) -> Verdict | None:
+    """The job reads a file that its source wrote, and that our copy of the checkpoint has not."""
+    file = surroundings.not_given(case.source, case.restore)
+    if file is None or case.end.how not in (End.REFUSED, End.CRASHED):
+        return None
+    return _verdict(
+        case,
+        VerdictWord.UNPROVEN,
+        Reason.HARNESS_ERROR,
+        f"the job reads {file}, which the source run wrote beside the checkpoint and the private "
+        "copy of it has not",
+        None,
+        "give job.checkpoint as a list: the path it has, and that of this file, with {step}",
+    )
 
 
 def _hung(case: Case) -> Verdict | None:
@@ -466,6 +482,7 @@ _RULES = {
         _not_skewed,
         _not_moved,
         _parted,
+        _not_given,
         _batch_plan,
         _trains_otherwise,
         _diverged,

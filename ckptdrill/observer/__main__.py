@@ -47,6 +47,7 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
     try:
         from . import (  # torch is imported here, with the output in place
             hooks,
+            kept,
             probe,
             program,
             quiet,
@@ -60,6 +61,10 @@ def _run(recorder: Recorder, launch: dict[str, Any], arguments: list[str]) -> No
         hooks.install(loop, recorder)
         if launch.get("quiet"):
             recorder.guarded(quiet.install)(hooks.in_a_model)
+        if launch.get("keep"):
+            look = recorder.guarded(kept.Keeper(loop, launch).look)
+            loop.came_around.append(look)
+            loop.ended.append(look)
         if launch.get("file_events"):
             from . import file_events
 

@@ -65,6 +65,7 @@ class Watch:
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.schedulers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.scalers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.saves_begun = 0
         self.pending_saves: list[Any] = []
         self.uploads_noted: list[str] = []  # paths, as the saves to them ended
         self.phase = "start"
@@ -296,6 +297,7 @@ class Watch:
         The job's steps may have other numbers than ours: what is saved now is what a restore must
         come back to, whatever the matrix calls it, and the first update after it is compared.
         """
+        self.saves_begun += 1
         self.sample_steps |= {self.recorder.step, self.recorder.step + 1}
         if self._sampled != (self.recorder.step, "save"):
             with self._turn:

@@ -1,0 +1,32 @@
+"""One file is written again and again, in place; the moments are not put back. A mistake."""
+
+import argparse
+import os
+
+import torch
+from torch import nn
+
+p = argparse.ArgumentParser()
+p.add_argument("--out", required=True)
+p.add_argument("--resume")
+a = p.parse_args()
+torch.manual_seed(0)
+net = nn.Linear(8, 3)
+opt = torch.optim.Adam(net.parameters(), lr=0.01)
+g = torch.Generator().manual_seed(0)
+x, y = torch.randn(16, 8, generator=g), torch.randint(0, 3, (16,), generator=g)
+step = 0
+if a.resume:
+    c = torch.load(a.resume)
+    net.load_state_dict(c["net"])
+    step = c["step"]
+while step < 10000:
+    i = step % 4 * 4
+    loss = nn.functional.cross_entropy(net(x[i : i + 4]), y[i : i + 4])
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    step += 1
+    if step % 2 == 0:
+        os.makedirs(a.out, exist_ok=True)
+        torch.save(dict(net=net.state_dict(), opt=opt.state_dict(), step=step), f"{a.out}/last.pt")

@@ -450,7 +450,7 @@ def _nearly_all(furthest: Mapping[str, object], left: Vectors) -> bool:
 def _guess(ratio: float) -> str:
     """A whole number is what a sum makes of a mean, anything else a norm or a count does."""
     for factor in (ratio, 1.0 / ratio if ratio else 0.0):
-        if factor > 1.5 and abs(factor - round(factor)) < 0.02 * factor:
+        if factor > 1.5 and abs(factor - round(factor)) < 0.003 * factor:
             sum_here = factor == ratio
             return f": a {'sum' if sum_here else 'mean'} where the source has a " + (
                 "mean" if sum_here else "sum"

@@ -219,7 +219,7 @@ def not_given(source: LaunchRecord, restore: LaunchRecord) -> str | None:
     checkpoint, and that the source run saved.
     """
     written = {source.path(fact) or "" for fact in source.of("save_begin")}
-    inside = re.compile(rf"/work/{re.escape(restore.launch_id)}/(?:restore|out)/([^'\"]+)")
+    inside = re.compile(rf"work/{re.escape(restore.launch_id)}/(?:restore|out)/([^'\"]+)")
     for fact in restore.of("crashed"):
         for error in fact.data["error"]:
             found = inside.search(error["message"]) if _is_missing(error) else None

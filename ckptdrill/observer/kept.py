@@ -68,6 +68,8 @@ def _place(path: str) -> tuple[int, int] | None:
 
 def _files(path: str) -> Iterator[tuple[str, str]]:
     """Every file at or below `path`, and its name relative to that; links are not followed."""
+    if os.path.islink(path):
+        return
     if os.path.isfile(path):
         yield path, "."
     for folder, _, names in os.walk(path):

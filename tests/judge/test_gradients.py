@@ -70,6 +70,12 @@ def test_a_clipping_is_guessed_from_a_factor_that_is_no_number_of_ranks() -> Non
     )
 
 
+@pytest.mark.parametrize("factor", [1 / 17.29, 3.1])
+def test_a_factor_near_a_whole_number_is_no_sum_of_means(factor: float) -> None:
+    verdict = elsewhere(control=Training(gradient_factor=factor)).verdict()
+    assert "another clipping" in verdict.explanation
+
+
 def test_only_what_differs_is_named() -> None:
     history = scaled(elsewhere(), 8.0, "mix.weight")
     check = row(history)

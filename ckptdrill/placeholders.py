@@ -135,3 +135,13 @@ def _replacement(token: str, values: Mapping[str, object]) -> str:
         return _LITERAL[token]
     name, spec = _parts(token)
     return format(int(str(values[name])), spec) if spec else str(values[name])
+
+
+def saved_to(below_out: str) -> str:
+    """A pattern of the paths that a save of this checkpoint is made to: it, or one below it.
+
+    A path that is told from it by a mark of something temporary (`.step-8`, `step-8.tmp`) is the
+    same: safe writers save beside it and rename.
+    """
+    temporary = r"(?:[._~]|te?mp[._-]?)*"
+    return rf"/{temporary}{re.escape(below_out.strip('/'))}(?![A-Za-z0-9])"

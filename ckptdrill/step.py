@@ -35,7 +35,7 @@ from ckptdrill.model import (
     Topology,
     to_json,
 )
-from ckptdrill.placeholders import fill, placeholder_values, used
+from ckptdrill.placeholders import fill, placeholder_values, saved_to, used
 from ckptdrill.store import RunFolder, read_json, write_json
 
 # How long the ranks of a launch wait for each other when they agree where to end.
@@ -295,6 +295,7 @@ def describe(
         "fault": to_json(launch.fault),
         "file_events": _file_events(setting, launch, offset),
         "keep": _to_keep(setting, launch),
+        "window": _window(setting, launch),
     }
 
 
@@ -306,6 +307,23 @@ def resume_args_of(setting: Setting, launch: Launch) -> tuple[str, ...]:
         if own is not None:
             return own
     return setting.matrix.job.resume_args
+
+
+def _window(setting: Setting, launch: Launch) -> dict[str, Any] | None:
+    """How a run from the start tells the save under drill, whatever the job's numbers mean; see
+    observer/window.py. None where its path does not name the step.
+    """
+    job, out = setting.matrix.job, out_of(setting.run, launch.id)
+    uninterrupted = launch.role in (Role.SOURCE, Role.REPEAT, Role.CONTROL) and not launch.fault
+    if launch.restores or not uninterrupted or "step" not in used(job.checkpoint):
+        return None
+    paths = {step: saved_at(setting, launch.topology, out, step) for step in job.saves}
+    if not all(path.is_relative_to(out) for path in paths.values()):
+        return None
+    below = {step: path.relative_to(out).as_posix() for step, path in paths.items()}
+    wanted, *_ = patterns = [saved_to(below.pop(job.restore_step))]
+    patterns += [saved_to(path) for path in below.values()]
+    return {"wanted": wanted, "own": "|".join(patterns), "steps": job.window}
 
 
 def _to_keep(setting: Setting, launch: Launch) -> dict[str, Any] | None:

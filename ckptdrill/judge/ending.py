@@ -85,9 +85,10 @@ def _last_step(record: LaunchRecord) -> int | None:
     """The last wanted step, in steps of the process; None where it was not recorded, and for
     launches that are interrupted.
     """
-    steps = [fact.data.get("last_step") for fact in record.of("started")]
-    told = [step for step in steps if step is not None]
-    return min(told) if told and len(told) == len(steps) else None
+    later = {fact.rank: fact.data["last_step"] for fact in record.of("until")}
+    told = {fact.rank: fact.data.get("last_step") for fact in record.of("started")} | later
+    steps = [step for step in told.values() if step is not None]
+    return min(steps) if steps and len(steps) == len(told) else None
 
 
 def _has_trained(record: LaunchRecord, last: int, finished: set[int]) -> bool:

@@ -51,7 +51,7 @@ def _counter(pair: Pair) -> Check:
     # A job may count iterations, some of which take no step or several, or rounds within epochs.
     named = named or [n for n, values in both.items() if _rises(values) and _STEP_NAME.search(n)]
     if not named and (place := _place(both, restored)):
-        return Check(Item.STEP, Held.HELD, f"{place} stand where the reference's do", facts=refs)
+        return Check(Item.STEP, Held.HELD, f"{place} as in the reference", facts=refs)
     if not named:
         return Check(
             Item.STEP,
@@ -135,9 +135,9 @@ def _place(reference: Mapping[str, list[int]], restored: Mapping[str, list[int]]
     moving = [name for name, values in reference.items() if len(set(values)) > 1]
     epochs = [name for name in moving if _EPOCH_NAME.search(name)]
     inside = [name for name in moving if name not in epochs]
-    if not epochs or not inside or any(reference[n] != restored[n] for n in moving):
+    if not epochs or any(reference[n] != restored[n] for n in moving):
         return ""
-    return f"`{epochs[0]}` and `{inside[0]}`"
+    return " and ".join(f"`{name}`" for name in (*epochs[:1], *inside[:1]))
 
 
 def schedule(pair: Pair, state: states.Sampled) -> Check:

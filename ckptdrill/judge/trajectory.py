@@ -19,8 +19,8 @@ from enum import StrEnum
 from functools import cached_property, lru_cache, partial
 
 from ckptdrill.model import Derived, Fact, JsonValue, LaunchRecord, place_of
+from ckptdrill.placeholders import saved_to
 
-_TEMPORARY = r"(?:[._~]|te?mp[._-]?)*"
 _RANK, _STEP = operator.attrgetter("rank"), operator.attrgetter("step")
 
 
@@ -327,12 +327,8 @@ def begun_saves(record: LaunchRecord) -> frozenset[int]:
 
 
 def local_steps_of_save(record: LaunchRecord, checkpoint: str) -> tuple[int, ...]:
-    """The steps at which that path or one below it was saved, in order; "" is below every path.
-
-    A path that is told from it by a mark of something temporary (`.step-8`, `step-8.tmp`) is the
-    same: safe writers save beside it and rename.
-    """
-    path = re.compile(rf"/{_TEMPORARY}{re.escape(checkpoint.strip('/'))}(?![A-Za-z0-9])")
+    """The steps at which that path or one below it was saved, in order; "" is below every path."""
+    path = re.compile(saved_to(checkpoint))
     steps = {
         f.step
         for f in record.of("save_begin")

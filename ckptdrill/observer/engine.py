@@ -97,7 +97,7 @@ def _saver(watch: Watch, recorder: Recorder) -> tuple[Any, Any]:
     sample = recorder.guarded(watch.saving)
 
     def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        sample()
+        sample(path)
         recorder.record("save_begin", call=SAVE, path=path)
         own = kwargs.get("client_state", args[3] if len(args) > 3 else {})
         counted = {name: getattr(args[0], name, None) for name in _COUNTERS}

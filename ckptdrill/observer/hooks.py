@@ -287,7 +287,7 @@ def _saver(name: str, watch: Watch, recorder: Recorder) -> Callable[[Any], Any]:
 
     def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.current_thread() is threading.main_thread() and watch.optimizers:
-            sample()
+            sample(path)
         recorder.record("save_begin", call=name, path=path)
         saved = args[0] if args else kwargs.get("state_dict", kwargs.get("obj"))
         recorder.record(

@@ -31,6 +31,7 @@ from . import (
     state,
     storage,
     streams,
+    window,
     zero,
 )
 from .facts import Recorder, leave
@@ -56,6 +57,8 @@ class Watch:
         self.folder = launch["folder"]
         self.world_size = int(launch["world_size"])
         self.stop_step = launch.get("stop_step")
+        self._window = window.Window(launch) if launch.get("window") else None
+        self._decided = False  # whether `stop_step` is the last word
         self.sample_steps = {0, *launch.get("sample_steps", ())}
         # Completed steps of which the next one's gradient is told.
         self.gradient_steps = {0, *launch.get("gradient_steps", ())}
@@ -291,13 +294,15 @@ class Watch:
         self.recorder.record("usage", **usage(self.pending_saves))
         self._begin_to_part()
 
-    def saving(self) -> None:
-        """A save begins: the state the job believes it is saving, once per step.
+    def saving(self, path: str = "") -> None:
+        """A save to `path` begins: the state the job believes it is saving, once per step.
 
         The job's steps may have other numbers than ours: what is saved now is what a restore must
         come back to, whatever the matrix calls it, and the first update after it is compared.
         """
         self.saves_begun += 1
+        if self._window is not None and path:
+            self._window.saving(path, self.recorder.step)
         self.sample_steps |= {self.recorder.step, self.recorder.step + 1}
         if self._sampled != (self.recorder.step, "save"):
             with self._turn:
@@ -420,6 +425,9 @@ class Watch:
             self.recorder.record("code", files=program.code_files())
             self.recorder.record("imported", packages=packages.imported())
             self._record_restored()  # first: the sampled state refers to values that it tells
+        if self._window is not None and self._window.saved_at(step):
+            self.sample_steps |= {step, step + 1}
+            self.gradient_steps |= {step, step + 1, step + 2}
         if step in self.sample_steps:
             self.sample(moment)
         if step == 0 and self._layers is not None and self._roots is not None:
@@ -428,8 +436,25 @@ class Watch:
             self._drawn_from = state.drawn_from()
         if step == self._other_stream_step:
             streams.begin_another()
-        if self.stop_step is not None and step >= self.stop_step:
+        if self._is_over():
             self._stop()
+
+    def _is_over(self) -> bool:
+        """Whether the last wanted step is completed: that of the launch, or the one at which the
+        window after the wanted save ends, where the job numbers its steps otherwise.
+        """
+        step = self.recorder.step
+        if self.stop_step is None or step < self.stop_step:
+            return False
+        if self._window is None or self._decided:
+            return True
+        until = self._window.until()
+        self._decided = until is not None or self._window.waits_in_vain(step)
+        if until is not None and until > self.stop_step:
+            self.stop_step = until
+            self.sample_steps |= {until - 1, until}
+            self.recorder.record("until", last_step=until)
+        return self._decided and step >= self.stop_step
 
     def _stop(self) -> None:
         """Leave when every rank has come this far; the ranks agree through files,
@@ -453,8 +478,7 @@ class Watch:
 
     def _begin_to_part(self) -> None:
         """After the last wanted step, have this thread looked at."""
-        last = parting.last_step(self.launch)
-        made = last is not None and self.recorder.step >= last
+        made = parting.last_step(self.launch) is not None and self._is_over()
         if made and self.world_size > 1 and not self._stepping:
             self._stepping = threading.get_ident()
             parting.look_on(self)
@@ -492,7 +516,7 @@ class Watch:
     def program_ended(self, well: bool) -> None:
         """The program is over: the others need not wait for this rank, if it has made its steps."""
         with self._turn:
-            made = self.stop_step is None or self.recorder.step >= self.stop_step
+            made = self.stop_step is None or self._is_over()
             if well or made:
                 self.leaving = True
                 parting.arrive(self.agree_folder, self.recorder.rank)

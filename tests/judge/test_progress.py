@@ -50,9 +50,33 @@ def only(*names: str) -> History:
 
 
 def test_without_any_counter_the_step_is_not_observed() -> None:
-    verdict = only("main.micro_step", "main.state[epoch]").verdict()
+    verdict = only("main.micro_step").verdict()
     assert (verdict.reason, verdict.blame_item) == (Reason.EVIDENCE_MISSING, Item.STEP)
     assert "out of scope" in verdict.next_move
+
+
+def test_an_epoch_that_goes_on_at_the_same_step_tells_where_the_loop_is() -> None:
+    check = only("main.state[epoch]").check(Item.STEP)
+    assert (check.status, check.summary) == (Held.HELD, "`main.state[epoch]` as in the reference")
+
+
+def iterating(first: int) -> History:
+    """A job that counts iterations, of which every second one takes no step."""
+
+    def count(begins: int) -> Any:
+        def counted(stepped: dict[str, Any]) -> None:
+            at = stepped["counters"]["main.state[step]"] - 8
+            stepped["counters"] = {"main.iteration": begins + 2 * at}
+
+        return counted
+
+    history = healthy().edited("stepped", count(first))
+    return history.edited("stepped", count(20), launch="source")
+
+
+def test_iterations_that_take_no_step_are_counted_along() -> None:
+    assert iterating(20).check(Item.STEP).status is Held.HELD
+    assert iterating(18).check(Item.STEP).status is Held.BROKEN
 
 
 def test_the_only_counter_there_is_must_continue() -> None:

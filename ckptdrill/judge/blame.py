@@ -135,6 +135,9 @@ def _overwritten(
         and loaded[n].digest == source[n].digest
         and not (source[n].replicas_differ or loaded[n].replicas_differ)
     ]
+    never = pair.restored.silent(put)
+    if right and never:
+        return f"rank {never[0]} never restored {_count(right)}"
     if right:
         return f"{_count(right)} was restored, then overwritten before the first step"
     return None

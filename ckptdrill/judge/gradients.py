@@ -148,12 +148,19 @@ def _put_together(
         else:
             columns = zip(*(copies[0] for copies in places.values()), strict=True)
             *whole[name], squares[name] = map(sum, columns)
+            if any(_is_pending(place) for place in places):
+                del squares[name]  # the sum over ranks is still to be made: squares do not add up
     return replace(about, whole=whole, squares=squares, parts=cut, uneven=uneven, drifting=drifting)
 
 
 def _mean_and_sum(copies: Sequence[Sequence[float]]) -> tuple[Sequence[float], Sequence[float]]:
     total = [sum(column) for column in zip(*copies, strict=True)]
     return [value / len(copies) for value in total], total
+
+
+def _is_pending(place: object) -> bool:
+    """Whether a rank holds its term of a sum: a DTensor whose placement is partial."""
+    return "'partial'" in str(place)
 
 
 def _apart(copies: Sequence[Sequence[float]]) -> float:

@@ -14,7 +14,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ckptdrill.columns import Part
@@ -27,6 +27,13 @@ from ckptdrill.model import Check, Fact, Held, Item, JsonValue
 # A projection is a float64 sum over many elements: round-off alone moves it by this much.
 FLOOR = 1e-5
 _PARTS_FLOOR = 1e-3  # of the size of parts together, some steps after the restore
+# Copies of the weights are as far from the reference's as the weights are, where numbers are exact
+# enough to tell.
+_EXACT, _FURTHER, _COPIES_FLOOR = 0.05, 10.0, 1e-3
+_COPY_APART = (
+    "{} (with {} more) is {:.2g} off and the weights only {:.2g}: an average that moves otherwise "
+    "at this topology"
+)
 _SHOWN = 12
 _SHARED = ("save", "async_save")  # the calls of torch.distributed.checkpoint
 # When, where and by which process something was saved: part of every checkpoint, of no training.
@@ -197,6 +204,7 @@ def next_save(
     asked = _Comparison(
         *(reference, restored, tuple(others), beside, allowed.safety, tuple(ignored)),
         *(ceiling, state, rounds, _digests(pair.reference, step) if control else frozenset()),
+        _weights(pair.reference, step) if control else {},
     )
     comparison = _the_same(asked)
     told = [*collapsed(pair), *probed(pair)]
@@ -262,6 +270,13 @@ def _trained(run: Trajectory, step: int) -> tuple[str, ...]:
     weights = {name for fact in facts for name in fact.data["weights"]}
     moments = {f".{name.rpartition('.')[2]}" for f in facts for name in f.data["optimizer"]}
     return tuple(weights | moments)
+
+
+def _weights(run: Trajectory, step: int) -> Mapping[str, object]:
+    """The first model's weights at a step: name -> content."""
+    facts = run.sample("state", step, "save") or run.sample("state", step)
+    held = combine(facts, "weights")
+    return {name: tensor.content for name, tensor in held.items() if ":" not in name}
 
 
 def _of_state(run: Trajectory, step: int) -> frozenset[object]:
@@ -422,6 +437,7 @@ class _Comparison:
     of_state: frozenset[object] = frozenset()
     rounds: bool = False
     digests: frozenset[str] = frozenset()  # of what ranks hold of weights and moments
+    trained: Mapping[str, object] = field(default_factory=dict, hash=False)  # weights' contents
 
     @cached_property
     def keys(self) -> set[str]:
@@ -457,7 +473,42 @@ class _Comparison:
     @cached_property
     def problems(self) -> Sequence[tuple[str, str]]:
         """The keys of which something is wrong, each with what it is."""
-        return [(key, text) for key in self.suspects if (text := self.problem(key))]
+        found = [(key, text) for key in self.suspects if (text := self.problem(key))]
+        return found or self._copies_apart()
+
+    def _copies_apart(self) -> list[tuple[str, str]]:
+        """What is laid out like the weights (an average) and is further from the reference's than
+        the weights are, though those follow from equal gradients: how it moves is the topology's,
+        and an uninterrupted run there is no excuse.
+        """
+        if self.control is None or self.ceiling > _EXACT:
+            return []
+        copies = self._copies()
+        weights = _far(self.reference, self.restored, copies.get("", {}).values())
+        if weights is None:
+            return []
+        return [
+            (first, _COPY_APART.format(first, len(keys) - 1, far, weights))
+            for before, keys in copies.items()
+            if before
+            and (first := min(keys.values()))
+            and len(keys) == len(self.trained)
+            and (far := _far(self.reference, self.restored, keys.values())) is not None
+            and far > max(_FURTHER * weights, _COPIES_FLOOR)
+        ]
+
+    def _copies(self) -> Mapping[str, Mapping[str, str]]:
+        """What stands before the name of a weight -> the name -> the key; under "" the weights."""
+        found: dict[str, dict[str, str]] = {}
+        for key in self.keys & self.reference.keys:
+            parts = key.replace(":", ".", 1).split(".")
+            tails = (".".join(parts[n:]) for n in range(len(parts)))
+            name = next((tail for tail in tails if tail in self.trained), None)
+            if name is not None:
+                is_it = _content(self.reference, key) == self.trained[name]
+                before = "" if is_it else key.removesuffix(name)
+                found.setdefault(before, {})[name] = key
+        return found
 
     def problem(self, key: str) -> str | None:
         """What is wrong with a leaf, in words that begin with its key; None when it is right."""
@@ -586,6 +637,19 @@ def _distance(one: tuple[JsonValue, ...], other: tuple[JsonValue, ...]) -> float
     norm = math.hypot(*a)
     gap = math.hypot(*(x - y for x, y in zip(a, b, strict=True)))
     return gap / norm if norm else (0.0 if gap == 0.0 else math.inf)
+
+
+def _far(one: Saved, other: Saved, keys: Iterable[str]) -> float | None:
+    """The relative distance of several tensors together; None where one is not whole, or none."""
+    norm = gap = 0.0
+    for key in keys:
+        values = one.values(key), other.values(key)
+        a, b = (_vector(each) for each in values)
+        if a is None or b is None or len(a) != len(b) or _in_parts(*values):
+            return None
+        norm = math.hypot(norm, *a)
+        gap = math.hypot(gap, *(x - y for x, y in zip(a, b, strict=True)))
+    return gap / norm if norm else None
 
 
 def _vector(values: tuple[JsonValue, ...]) -> list[float] | None:

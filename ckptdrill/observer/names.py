@@ -121,6 +121,9 @@ def find_roots(optimized: Mapping[int, int]) -> Roots:
     # A pipeline keeps the layers of the other stages, too, in the list that it was made of.
     listed = {id(m) for module in modules for m in module.__dict__.get("_layer_specs", ())}
     roots = [m for m in modules if id(m) not in children | listed and _has_state(m)]
+    lists = [m for m in roots if isinstance(m, torch.nn.ModuleList)]
+    dealt = {id(m) for m in lists if any(_is_dealt(m, other, optimized) for other in roots)}
+    roots = [m for m in roots if id(m) not in dealt]
     roots.sort(key=lambda m: (not trains(m, optimized), _place(m, optimized)))
     return Roots([(label, weakref.ref(module)) for label, module in _labelled(roots)])
 
@@ -128,6 +131,19 @@ def find_roots(optimized: Mapping[int, int]) -> Roots:
 def trains(module: Any, optimized: Mapping[int, int]) -> bool:
     """Whether a module has parameters that an optimizer steps on, be it through flat copies."""
     return is_engine(module) or any(id(p) in optimized for p in module.parameters())
+
+
+def _is_dealt(layers: Any, other: Any, optimized: Mapping[int, int]) -> bool:
+    """Whether a list of all layers was made to be dealt out, and another model has what of it is
+    trained on this rank: what it holds beside that is trainable and nobody trains it here.
+    """
+    if other is layers or isinstance(other, torch.nn.ModuleList):
+        return False
+    mine, its = ({id(p): p for p in m.parameters()} for m in (layers, other))
+    beside = [p for number, p in mine.items() if number not in its]
+    trained = mine.keys() & optimized.keys()
+    idle = all(p.requires_grad and id(p) not in optimized for p in beside)
+    return bool(trained) and its.keys() <= mine.keys() and idle
 
 
 def stand_for(copies: Sequence[torch.Size], module: Any, world_size: int) -> bool:

@@ -25,6 +25,22 @@ def test_a_module_that_joins_the_optimizer_later_does_not_rename_the_first() -> 
     assert after[1]
 
 
+def test_a_list_of_all_layers_that_were_dealt_out_is_no_model_of_its_own() -> None:
+    layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+    stage = nn.ModuleDict({"1": layers[1]})
+    roots = find_roots({id(p): n for n, p in enumerate(stage.parameters())})
+    names = {id(module): label for label, module in roots.modules}
+    assert names[id(stage)] == ""
+    assert id(layers) not in names
+
+
+def test_a_list_with_frozen_layers_stays() -> None:
+    layers = nn.ModuleList([nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)])
+    head = nn.Sequential(layers[1])
+    roots = find_roots({id(p): n for n, p in enumerate(head.parameters())})
+    assert any(module is layers for _, module in roots.modules)
+
+
 def masters(module: nn.Module) -> list[torch.Size]:
     return [p.shape for p in module.parameters()]
 

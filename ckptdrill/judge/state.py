@@ -241,6 +241,7 @@ def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
     if state.missing:
         return _unobserved(Item.HYPERPARAMETERS, state)
     problems: list[str] = [*frozen]
+    apart = _fit(state, "weights").names  # experts that each rank numbers anew, say
     by_rank = _whole_groups if state.on_other_stages else _groups_by_rank
     pairs = state.derived.once("groups", lambda: by_rank(state))
     for rank, before, after in pairs:
@@ -253,7 +254,7 @@ def hyperparameters(state: Sampled, frozen: Sequence[str] = ()) -> Check:
                 f"parameter groups: {len(source)} in the source, {len(target)} after the restore"
             )
         for number, (one, other) in enumerate(zip(source, target, strict=False)):
-            problems += [f"{p}{_on(rank)}" for p in _group_problems(number, one, other)]
+            problems += [f"{p}{_on(rank)}" for p in _group_problems(number, one, other, apart)]
     count = len(_groups(state.source[0].data["groups"]))
     equal = f"{count} group{'' if count == 1 else 's'} equal"
     return _row(Item.HYPERPARAMETERS, problems, equal, state.refs)
@@ -505,11 +506,16 @@ def _groups(optimizers: JsonValue) -> list[dict[str, JsonValue]]:
 
 
 def _group_problems(
-    number: int, before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]
+    number: int,
+    before: Mapping[str, JsonValue],
+    after: Mapping[str, JsonValue],
+    apart: frozenset[str],
 ) -> list[str]:
+    """`apart` are names that ranks hold parts under: how many there are is the topology's."""
     problems = []
-    if before["members"] != after["members"]:
-        moved = sorted(set(before["members"]) ^ set(after["members"]))
+    wanted, found = ([n for n in g["members"] if n not in apart] for g in (before, after))
+    if wanted != found:
+        moved = sorted(set(wanted) ^ set(found))
         what = (
             f"members differ: {', '.join(moved[:_SHOWN])}"
             if moved

@@ -21,6 +21,8 @@ from ckptdrill.judge.loss import largest_deviation
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import EPOCH_BOUNDARY, Check, Held, Item, Topology
 
+Placed = tuple[Trajectory, Topology]
+
 
 def order(
     pair: Pair,
@@ -87,10 +89,9 @@ def _told_by(
         return None
     if all(same_samples((pair.reference, source), restored, s) for s in steps):
         return ", but for the padding at their ends"
-    if not same_effect:
-        return None
-    if all(_multiple((pair.reference, source), restored, s) for s in steps):
-        return ", each on several ranks: the first gradients that follow are the reference's"
+    several = _on_several_ranks(pair, source, (control, target), same_effect=same_effect)
+    if several or not same_effect:
+        return several
     if steps[-1] > control.last_step or control.lost(control.batches, steps):
         return None
     if not all(_same_rows((control, target), restored, s) for s in steps):
@@ -101,6 +102,22 @@ def _told_by(
             "and the first gradients that follow from them are the reference's"
         )
     return None
+
+
+def _on_several_ranks(
+    pair: Pair, source: Topology, there: Placed, *, same_effect: bool
+) -> str | None:
+    """How it is known that each sample is given to more ranks, or to fewer, and is the reference's;
+    None where that is not so. `there` is the uninterrupted run at the target.
+    """
+    here, restored = (pair.reference, source), (pair.restored, there[1])
+    if not all(_multiple(here, restored, step) for step in pair.compared):
+        return None
+    if same_effect:
+        return ", each on several ranks: the first gradients that follow are the reference's"
+    first = pair.reference.offset + 1
+    as_there = _multiple(here, there, first)
+    return ", each on several ranks, as in an uninterrupted run there" if as_there else None
 
 
 def _whole_steps(pair: Pair) -> Sequence[int]:
@@ -129,9 +146,6 @@ def _same_to_frozen(pair: Pair, source: Topology, target: Topology) -> bool:
     ]
     moves = len({tuple(sorted(wanted)) for wanted, _ in given}) > 1
     return moves and all(wanted and wanted <= found for wanted, found in given)
-
-
-Placed = tuple[Trajectory, Topology]
 
 
 def _same_rows(one: Placed, other: Placed, step: int) -> bool:
@@ -278,7 +292,8 @@ def same_as_control(
             return None
         if not known >= restored.keys():
             return None
-    if not all(same_samples((pair.reference, source), (control, target), s) for s in steps):
+    one, other = (pair.reference, source), (control, target)
+    if not all(same_samples(one, other, s) or _multiple(one, other, s) for s in steps):
         if same_effect or not identified(pair, control, source, target):
             return None
         if here.total() != there.total():

@@ -58,7 +58,7 @@ def leaf(value: Any) -> Any:
 def _tensor_leaf(tensor: torch.Tensor) -> Any:
     sharded = fingerprint.is_sharded(tensor)
     local = tensor if sharded else getattr(tensor, "_local_tensor", tensor)
-    if not sharded and local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
+    if not sharded and tensor.dim() == 0 and not local.is_complex():
         return state.plain(local.item())
     described: dict[str, Any] = {"entry": state.entry(tensor)}
     whole = isinstance(described["entry"], list) and not fingerprint.components(local)

@@ -208,13 +208,13 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _plain_tensor(tensor: torch.Tensor) -> Any:
-    """Single numbers as numbers, so that a person can read `step 5`; everything
-    else as an entry.
+    """Tensors without a dimension as numbers, so that a person can read `step 5`; everything else
+    as an entry: of a vector of one element a rank may hold none, where it is cut.
     """
     if fingerprint.is_sharded(tensor):
         return entry(tensor)
     local = getattr(tensor, "_local_tensor", tensor)
-    if local.numel() == 1 and tensor.numel() == 1 and not local.is_complex():
+    if tensor.dim() == 0 and not local.is_complex():
         return plain(local.item())
     return entry(tensor)
 

@@ -112,3 +112,8 @@ class Refuses(torch.Tensor):
 
 def test_a_tensor_that_refuses_costs_its_own_entry_alone() -> None:
     assert str(state.entry(Refuses())).startswith("<not digested:")
+
+
+def test_a_vector_of_one_element_is_no_number_for_a_rank_may_hold_none_of_it() -> None:
+    assert state.plain(torch.tensor(5.0)) == 5.0
+    assert state.plain(torch.tensor([5.0]))[1] == [1]

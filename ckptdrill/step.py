@@ -311,11 +311,15 @@ def resume_args_of(setting: Setting, launch: Launch) -> tuple[str, ...]:
 
 def _window(setting: Setting, launch: Launch) -> dict[str, Any] | None:
     """How a run from the start tells the save under drill, whatever the job's numbers mean; see
-    observer/window.py. None where its path does not name the step.
+    observer/window.py. None where its path does not name the step, and for a run that is to end
+    before that window does.
     """
     job, out = setting.matrix.job, out_of(setting.run, launch.id)
     uninterrupted = launch.role in (Role.SOURCE, Role.REPEAT, Role.CONTROL) and not launch.fault
-    if launch.restores or not uninterrupted or "step" not in used(job.checkpoint):
+    ends_sooner = launch.stop_step < job.end_step  # up to a failure, say
+    if launch.restores or not uninterrupted or ends_sooner:
+        return None
+    if "step" not in used(job.checkpoint):
         return None
     paths = {step: saved_at(setting, launch.topology, out, step) for step in job.saves}
     if not all(path.is_relative_to(out) for path in paths.values()):

@@ -324,10 +324,8 @@ def _window(setting: Setting, launch: Launch) -> dict[str, Any] | None:
     paths = {step: saved_at(setting, launch.topology, out, step) for step in job.saves}
     if not all(path.is_relative_to(out) for path in paths.values()):
         return None
-    below = {step: path.relative_to(out).as_posix() for step, path in paths.items()}
-    wanted, *_ = patterns = [saved_to(below.pop(job.restore_step))]
-    patterns += [saved_to(path) for path in below.values()]
-    return {"wanted": wanted, "own": "|".join(patterns), "steps": job.window}
+    own = {step: saved_to(path.relative_to(out).as_posix()) for step, path in paths.items()}
+    return {"wanted": own[job.restore_step], "own": "|".join(own.values()), "steps": job.window}
 
 
 def _to_keep(setting: Setting, launch: Launch) -> dict[str, Any] | None:
@@ -389,15 +387,13 @@ def _read_with(setting: Setting, launch: Launch) -> Iterator[tuple[Path, Path]]:
     given = restored(setting, launch)
     if given is None or given.state is not None or given.conversion_id is not None:
         return
-    saver = setting.launch(given.launch_id)
     here = out_of(setting.run, launch.id)
     copy = here if resumes_in_place(setting) else setting.run.work(launch.id) / "restore"
     for template in setting.matrix.job.beside:
         undamaged = replace(given, damage_id=None, template=template)
-        source, out = checkpoint_path(setting, undamaged), out_of(setting.run, saver.id)
-        path = saved_at(setting, saver.topology, out, given.step, template)
-        if source.exists() and path.is_relative_to(out):
-            yield source, copy / path.relative_to(out)
+        source = checkpoint_path(setting, undamaged)
+        if source.exists():
+            yield source, copy / _below_out(setting, undamaged)
 
 
 def out_of_reach(setting: Setting, launch: Launch | Convert) -> list[str]:

@@ -359,11 +359,7 @@ def _unmeasured(evidence: Evidence, pair: Pair) -> str | None:
 
 def _noise(evidence: Evidence, pair: Pair) -> str | None:
     """Why the source does not repeat itself beyond round-off, if a repeat shows that."""
-    for launch in evidence.plan.repeats:
-        record = evidence.record(launch.id)
-        if record is None:
-            continue
-        repeat = trajectory(record, evidence.start_step)
+    for repeat in _repeats(evidence):
         steps = [s for s in pair.compared if s <= repeat.last_step]
         worst = loss.largest_deviation(pair.reference, repeat, steps)
         if worst > evidence.tolerance.noise:

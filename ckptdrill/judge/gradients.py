@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptdrill.judge import parts
+from ckptdrill.judge.lanes import is_pending
 from ckptdrill.judge.logical import combine, is_entry
 from ckptdrill.judge.trajectory import Trajectory
 from ckptdrill.judge.updates import PROJECTIONS, cosine, norm_ratio, relative_distance
@@ -43,6 +44,8 @@ _SHOWN = 6
 _TO_WHOLE_FACTOR = 0.02  # how near a factor must be to that of all
 
 Vectors = Mapping[str, Sequence[float]]
+Place = tuple[int, str, bool]
+"""Which part of a tensor in parts, offsets and sizes, and whether it is a term of a sum."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,12 @@ def _gradient(run: Trajectory, step: int) -> Gradient | None:
     if not facts or run.silent(facts):
         return None
     alike = _replicas(run)
-    pieces: dict[str, dict[object, list[Sequence[float]]]] = {}
+    pieces: dict[str, dict[Place, list[Sequence[float]]]] = {}
     for fact in facts:
         for name, leaf in fact.data["leaves"].items():
             if isinstance(leaf, dict) and is_entry(leaf.get("entry")):
-                part = alike.get(name, {}).get(fact.rank, 0)
-                key = (part, repr(leaf["entry"][2:4]))
+                entry, part = leaf["entry"], alike.get(name, {}).get(fact.rank, 0)
+                key = (part, repr(entry[2:4]), is_pending(entry))
                 pieces.setdefault(name, {}).setdefault(key, []).append(leaf["projection"])
     dtypes = {d for f in facts for d in f.data["dtypes"]} | _types(facts)
     found = Gradient({}, {}, {}, {}, coarsest(dtypes, facts), _any(facts, "drawn"), facts)
@@ -125,7 +128,7 @@ def _gradient(run: Trajectory, step: int) -> Gradient | None:
 
 def _put_together(
     about: Gradient,
-    pieces: Mapping[str, Mapping[object, list[Sequence[float]]]],
+    pieces: Mapping[str, Mapping[Place, list[Sequence[float]]]],
     alike: Mapping[str, Mapping[int, int]],
     equal_at_first: frozenset[str],
 ) -> Gradient:
@@ -148,19 +151,14 @@ def _put_together(
         else:
             columns = zip(*(copies[0] for copies in places.values()), strict=True)
             *whole[name], squares[name] = map(sum, columns)
-            if any(_is_pending(place) for place in places):
-                del squares[name]  # the sum over ranks is still to be made: squares do not add up
+            if any(pending for *_, pending in places):
+                del squares[name]  # of the terms of a sum squares do not add up
     return replace(about, whole=whole, squares=squares, parts=cut, uneven=uneven, drifting=drifting)
 
 
 def _mean_and_sum(copies: Sequence[Sequence[float]]) -> tuple[Sequence[float], Sequence[float]]:
     total = [sum(column) for column in zip(*copies, strict=True)]
     return [value / len(copies) for value in total], total
-
-
-def _is_pending(place: object) -> bool:
-    """Whether a rank holds its term of a sum: a DTensor whose placement is partial."""
-    return "'partial'" in str(place)
 
 
 def _apart(copies: Sequence[Sequence[float]]) -> float:

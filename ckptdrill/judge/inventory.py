@@ -264,9 +264,14 @@ def _causes(
     return [text for _, text in causes], [text for _, text, after in found if after]
 
 
+def _saved_state(run: Trajectory, step: int) -> tuple[Fact, ...]:
+    """The state as a save of this step began; else that of the next forward."""
+    return run.sample("state", step, "save") or run.sample("state", step)
+
+
 def _trained(run: Trajectory, step: int) -> tuple[str, ...]:
     """How keys of weights and moments end: of a tensor of one element they have a number."""
-    facts = run.sample("state", step, "save") or run.sample("state", step)
+    facts = _saved_state(run, step)
     weights = {name for fact in facts for name in fact.data["weights"]}
     moments = {f".{name.rpartition('.')[2]}" for f in facts for name in f.data["optimizer"]}
     return tuple(weights | moments)
@@ -274,14 +279,17 @@ def _trained(run: Trajectory, step: int) -> tuple[str, ...]:
 
 def _weights(run: Trajectory, step: int) -> Mapping[str, object]:
     """The first model's weights at a step: name -> content."""
-    facts = run.sample("state", step, "save") or run.sample("state", step)
-    held = combine(facts, "weights")
-    return {name: tensor.content for name, tensor in held.items() if ":" not in name}
+
+    def weights() -> Mapping[str, object]:
+        held = combine(_saved_state(run, step), "weights")
+        return {name: tensor.content for name, tensor in held.items() if ":" not in name}
+
+    return run.derived_from("state").once(("weights saved", step), weights)
 
 
 def _of_state(run: Trajectory, step: int) -> frozenset[object]:
     """What the weights, buffers and moments of a step are, whatever their names."""
-    facts = run.sample("state", step, "save") or run.sample("state", step)
+    facts = _saved_state(run, step)
     contents = (
         logical.content
         for part in ("weights", "buffers", "optimizer")
@@ -293,7 +301,7 @@ def _of_state(run: Trajectory, step: int) -> frozenset[object]:
 
 def _digests(run: Trajectory, step: int) -> frozenset[str]:
     """The digests of all that ranks hold of weights, buffers and moments at a step."""
-    facts = run.sample("state", step, "save") or run.sample("state", step)
+    facts = _saved_state(run, step)
     held = (
         entry[4]
         for fact in facts
@@ -631,11 +639,10 @@ def _distance(one: tuple[JsonValue, ...], other: tuple[JsonValue, ...]) -> float
     """Relative distance of two floating-point leaves; infinite where there is no such thing."""
     if _same(one, other):
         return 0.0
-    a, b = _vector(one), _vector(other)
-    if a is None or b is None or len(a) != len(b):
+    lengths = _lengths(one, other)
+    if lengths is None:
         return math.inf
-    norm = math.hypot(*a)
-    gap = math.hypot(*(x - y for x, y in zip(a, b, strict=True)))
+    norm, gap = lengths
     return gap / norm if norm else (0.0 if gap == 0.0 else math.inf)
 
 
@@ -644,12 +651,21 @@ def _far(one: Saved, other: Saved, keys: Iterable[str]) -> float | None:
     norm = gap = 0.0
     for key in keys:
         values = one.values(key), other.values(key)
-        a, b = (_vector(each) for each in values)
-        if a is None or b is None or len(a) != len(b) or _in_parts(*values):
+        lengths = _lengths(*values)
+        if lengths is None or _in_parts(*values):
             return None
-        norm = math.hypot(norm, *a)
-        gap = math.hypot(gap, *(x - y for x, y in zip(a, b, strict=True)))
+        norm, gap = math.hypot(norm, lengths[0]), math.hypot(gap, lengths[1])
     return gap / norm if norm else None
+
+
+def _lengths(
+    one: tuple[JsonValue, ...], other: tuple[JsonValue, ...]
+) -> tuple[float, float] | None:
+    """How long a floating-point leaf is, and how far the other is from it; None for any other."""
+    a, b = _vector(one), _vector(other)
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return math.hypot(*a), math.dist(a, b)
 
 
 def _vector(values: tuple[JsonValue, ...]) -> list[float] | None:

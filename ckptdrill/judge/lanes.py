@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ckptdrill.columns import DIGEST_DIGITS, Form, Layout, Part
+from ckptdrill.model import JsonValue
 
 _LANE_BITS = 4 * DIGEST_DIGITS
 _WORD_BITS = _LANE_BITS // 2
+
+
+def is_pending(entry: Sequence[JsonValue]) -> bool:
+    """Whether a rank holds its term of a sum that ranks have still to make: a DTensor whose
+    placement is partial. Nothing of it adds up but what is linear.
+    """
+    return bool(entry[2][:1] == ["partial"])
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ def scheme(layouts: tuple[Layout, ...]) -> Scheme | None:
     names = layouts[0].tensors
     if any(each.tensors != names or each.others != layouts[0].others for each in layouts):
         return None
-    if any(form.head[2][:1] == ["partial"] for each in layouts for form in _tensors(each)):
+    if any(is_pending(form.head) for each in layouts for form in _tensors(each)):
         return None
     counted = [0] * len(layouts)
     replicas: list[dict[int, int]] = [{} for _ in layouts]

@@ -130,10 +130,10 @@ def _logical(name: str, entries: list[tuple[int, JsonValue]]) -> Logical:
         return _value(name, entries)
     shards: dict[tuple[int, ...], dict[str, list[int]]] = {}
     covered = 0
+    if any(lanes.is_pending(entry) for _, entry in entries):  # no value to compare
+        return Logical(name, entries[0][1][0], tuple(entries[0][1][1]), "", complete=False)
     for rank, (_, _, offsets, sizes, digest) in entries:
         place = (*offsets, *sizes)
-        if offsets[:1] == ["partial"]:  # a sum still to be made over ranks: no value to compare
-            return Logical(name, entries[0][1][0], tuple(entries[0][1][1]), "", complete=False)
         if place not in shards:
             covered += math.prod(sizes)
         shards.setdefault(place, {}).setdefault(digest, []).append(rank)

@@ -378,7 +378,7 @@ def _incomplete(case: Case) -> Verdict | None:
             case,
             VerdictWord.UNPROVEN,
             Reason.EVIDENCE_MISSING,
-            f"after the restore only {compared} step{'s'[: compared != 1]} could be compared",
+            f"after the restore only {_steps(compared)} could be compared",
             None,
             "raise job.window, and let the job train that far",
         )
@@ -418,6 +418,10 @@ def _where_to_look(case: Case) -> str:
         f"read launches/{case.restore.launch_id}/rank*.err for why it was not recorded, then run "
         "the cell again"
     )
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"
 
 
 def _held(case: Case) -> Verdict:

@@ -19,6 +19,7 @@ from heapq import nsmallest
 
 from ckptdrill.columns import Layout, Part
 from ckptdrill.judge.allowed import Allowed
+from ckptdrill.judge.lanes import is_pending
 from ckptdrill.judge.logical import Same, is_entry
 from ckptdrill.judge.trajectory import Pair, Trajectory
 from ckptdrill.model import Check, Held, Item, JsonValue
@@ -35,8 +36,8 @@ Vectors = Mapping[str, Sequence[float]]
 def first(pair: Pair, allowed: Allowed, left_out: frozenset[str] = frozenset()) -> Check:
     """The update of the first step after the restore, beside the reference's.
 
-    `left_out` are parameters that are not compared: those that ranks hold
-    in parts, and those whose gradient is rounding and nothing else.
+    `left_out` are parameters that are not compared: those that ranks hold in parts, and those whose
+    gradient is rounding and nothing else.
     """
     step = pair.restore_step + 1
     wanted, found = update(pair.reference, step), update(pair.restored, step)
@@ -164,7 +165,7 @@ def _summed(facts: Same) -> Vectors:
     for fact in facts.facts:
         for name, values in fact.data.get("projections", {}).items():
             entry = fact.data["weights"].get(name)
-            if is_entry(entry) and entry[2][:1] != ["partial"]:
+            if is_entry(entry) and not is_pending(entry):
                 found.setdefault(name, {})[repr(entry[2:4])] = values
     return summed(found)
 
@@ -209,7 +210,7 @@ def _sources(
     for fact, (projections, weights) in enumerate(layouts):
         for name, form in projections.forms.items():
             place = weights.forms.get(name)
-            if place is not None and place.is_tensor and place.head[2][:1] != ["partial"]:
+            if place is not None and place.is_tensor and not is_pending(place.head):
                 floats = (fact, form.float_at, form.float_at + form.count)
                 found.setdefault(name, {})[repr(place.head[2:])] = floats
     return {name: tuple(shards.values()) for name, shards in found.items()}

@@ -21,7 +21,12 @@ def row_hashes(inputs: Any, *, activations: bool = False) -> list[str]:
 
     Of samples, or with `activations` of what requires a gradient.
     """
-    columns = [fingerprint.row_hashes(leaf) for leaf in _columns(inputs, activations=activations)]
+    return _joined(_columns(inputs, activations=activations))
+
+
+def _joined(leaves: list[torch.Tensor]) -> list[str]:
+    """One hash for each row of several tensors."""
+    columns = [fingerprint.row_hashes(leaf) for leaf in leaves]
     if len(columns) < 2:
         return columns[0] if columns else []
     return [
@@ -34,9 +39,9 @@ def sample_hashes(inputs: Any) -> tuple[list[str], list[list[str]]]:
     without its last elements.
     """
     leaves = _columns(inputs, activations=False)
-    return (
-        fingerprint.shorter_row_hashes(leaves[0]) if len(leaves) == 1 else (row_hashes(inputs), [])
-    )
+    if len(leaves) == 1:
+        return fingerprint.shorter_row_hashes(leaves[0])
+    return _joined(leaves), []
 
 
 def row_shapes(inputs: Any) -> list[list[int]]:

@@ -111,7 +111,7 @@ def find_roots(optimized: Mapping[int, int]) -> Roots:
 
     `optimized` has the place of each of the optimizers' parameters by its id.
     """
-    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+    modules = _live_modules()
     children = {
         id(child)
         for module in modules
@@ -126,6 +126,10 @@ def find_roots(optimized: Mapping[int, int]) -> Roots:
     roots = [m for m in roots if id(m) not in dealt]
     roots.sort(key=lambda m: (not trains(m, optimized), _place(m, optimized)))
     return Roots([(label, weakref.ref(module)) for label, module in _labelled(roots)])
+
+
+def _live_modules() -> list[Any]:
+    return [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
 
 
 def trains(module: Any, optimized: Mapping[int, int]) -> bool:
@@ -161,9 +165,11 @@ def stand_for(copies: Sequence[torch.Size], module: Any, world_size: int) -> boo
 
 def copies_of(optimizers: Iterable[Any]) -> list[list[torch.Size]]:
     """The shapes of what each optimizer steps on, where none of that is in a live module."""
-    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
     inside = {
-        id(p) for m in modules for p in m.__dict__.get("_parameters", {}).values() if p is not None
+        id(p)
+        for m in _live_modules()
+        for p in m.__dict__.get("_parameters", {}).values()
+        if p is not None
     }
     stepped = [[p for g in o.param_groups for p in g["params"]] for o in optimizers]
     apart = [each for each in stepped if not any(id(p) in inside for p in each)]

@@ -87,12 +87,20 @@ def mutants(text: str) -> Iterator[Mutant]:
         left = ast.get_source_segment(text, node.left) or ""
         changed = _replaced(text, node, f"({whole} if WORLD_SIZE != {TARGET} else {left})")
         yield Mutant(f"line{node.lineno}-{node.col_offset}-{node.end_col_offset}", whole, changed)
-    if text.count(_STEP) != 1:
-        raise SystemExit(f"the reference job has no {_STEP.strip()!r} any more: mend BY_HAND")
     for number, (title, wrapper, change) in enumerate(BY_HAND):
         lines = [f"    if WORLD_SIZE == {TARGET}:", *change.splitlines()]
         body = "\n        ".join(lines) + "\n"
-        yield Mutant(f"hand{number}", title, text.replace(_STEP, body + _STEP), wrapper)
+        yield Mutant(f"hand{number}", title, before_the_step(text, body), wrapper)
+
+
+def before_the_step(text: str, change: str) -> str:
+    """The reference job with further lines just before its optimizer steps.
+
+    Raises SystemExit when it has no such place any more: the change would come to nothing.
+    """
+    if text.count(_STEP) != 1:
+        raise SystemExit(f"the reference job has no {_STEP.strip()!r} any more: mend _STEP")
+    return text.replace(_STEP, change + _STEP)
 
 
 def _operations(tree: ast.Module) -> Iterator[ast.BinOp]:

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import run as corpus
+from elsewhere import JOB, before_the_step
 
 HERE = Path(__file__).resolve().parent
-JOB = HERE.parents[1] / "drills" / "jobs" / "torch_dcp.py"
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "one": {"dp_shard": 1},
     **{f"fsdp{n}": {"dp_shard": n} for n in (2, 3, 4)},
@@ -51,7 +51,6 @@ VARIANTS = {
 # All gradients times 1 + one of these, at the target alone.
 EXCESS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 HOUR_S = 3600.0
-_STEP = "    run.scaler.step(run.optimizer)\n"
 
 
 def with_rounding(text: str) -> str:
@@ -119,7 +118,8 @@ def rounded(case: corpus.Case, folder: Path, change: str = "") -> corpus.Case:
         if re.search(rf"\b(import|from) {module.stem}\b", source.read_text(encoding="utf-8")):
             shutil.copy(module, place)
     script = place / source.name
-    text = source.read_text(encoding="utf-8").replace(_STEP, change + _STEP)
+    text = source.read_text(encoding="utf-8")
+    text = before_the_step(text, change) if change else text
     script.write_text(with_rounding(text), encoding="utf-8")
     return replace(case, script=str(script))
 

@@ -76,6 +76,7 @@ class Watch:
         self._losses: list[torch.Tensor] = []
         self._micro_batches = 0
         self._calls = 0  # of trained modules since the last backward, as far as they are recorded
+        self._frozen_calls = 0  # likewise of modules that nobody trains
         self._called: dict[int, int] = {}  # module -> its number, in the order of first calls
         self._backwards = 0
         self._stepped_after: dict[int, int] = {}  # optimizer -> backward calls before its last step
@@ -137,9 +138,12 @@ class Watch:
         """
         if not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return False
+        if self._frozen_calls >= _MAX_CALLS:
+            return True
         rows, _ = batches.sample_hashes((inputs, named))
-        if not rows or self._calls >= _MAX_CALLS:
+        if not rows:
             return False
+        self._frozen_calls += 1
         self.recorder.record("batch", micro=self._micro_batches, rows=rows, frozen=True)
         return True
 
@@ -183,7 +187,7 @@ class Watch:
     def backward(self, tensors: Any) -> None:
         """The outermost backward call begins: its scalar roots are the loss of a micro-batch."""
         self._come_around("backward")
-        self._calls = 0
+        self._calls = self._frozen_calls = 0
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         for root in roots:
             if isinstance(root, torch.Tensor) and root.numel() == 1:

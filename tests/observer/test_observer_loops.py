@@ -324,6 +324,27 @@ def test_a_loop_that_calls_autograd_itself_and_no_module(observe: Any) -> None:
     assert observed.state(2, at="backward")["groups"][0][0]["members"] == ["group0[0]"]
 
 
+def test_calls_of_a_frozen_module_are_recorded_up_to_a_bound(observe: Any) -> None:
+    text = (
+        COMMON
+        + """
+    frozen = nn.Linear(6, 6).requires_grad_(False)
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        for _ in range(300):
+            x = frozen(DATA[:4])
+        optimizer.zero_grad()
+        F.mse_loss(model(x), TARGET[:4]).backward()
+        optimizer.step()
+    """
+    )
+    batches = observe(text).facts("batch")
+    counted = [sum(b["step"] == step and "frozen" in b for b in batches) for step in (0, 1)]
+    assert counted == [256, 256]
+    assert sum("frozen" not in b for b in batches) == 2
+
+
 def test_weights_that_are_updated_by_hand_are_told_once(observe: Any) -> None:
     text = (
         COMMON
